@@ -1,0 +1,37 @@
+# Every target prepares .venv by itself (scripts/setup), once per change of pyproject.toml or constraints.txt.
+#   PYTHON   the interpreter .venv is made from (default python3, at least 3.11)
+#   SIZE     how much `make quickstart` does; `make quickstart SIZE=tiny` is the short version
+#   ARGS     handed on to pytest by `make test`: `make test ARGS="tests/algo -k gae"`
+
+.DEFAULT_GOAL := help
+.PHONY: help quickstart test check lint docs setup clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+quickstart: ## set up, then align a real model on this machine's CPU (SIZE=tiny: the short version)
+	@scripts/setup quickstart
+	@.venv/bin/surefoot quickstart $(if $(SIZE),--size $(SIZE))
+
+test: ## set up, then lint, strict types and every test but the soak tests
+	@scripts/setup dev
+	@scripts/test $(ARGS)
+
+check: ## set up, then lint, strict types, architecture and documents: a minute, before each commit
+	@scripts/setup dev
+	@scripts/check
+
+lint: ## set up, then lint and format, changing files in place
+	@scripts/setup dev
+	@scripts/lint --fix
+
+docs: ## set up, then write the generated pages anew and test the documents
+	@scripts/setup dev
+	@scripts/docs
+
+setup: ## only set up .venv for development
+	@scripts/setup dev
+
+clean: ## remove caches and builds; .venv and runs/ stay
+	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache src/surefoot.egg-info
+	@find src tests scripts -type d -name __pycache__ -prune -exec rm -rf {} +
