@@ -1,0 +1,56 @@
+"""The config: one typed tree, torch-free. YAML plus ``a.b=c`` overrides; unknown keys are refused."""
+
+from surefoot.config.ineffective import ineffective
+from surefoot.config.load import apply_override, build_config, dump_config, known_keys, load_config
+from surefoot.config.optimisation import (
+    BatchSection,
+    CheckpointSection,
+    GuardSection,
+    KLSection,
+    OptimSection,
+    PPOSection,
+    StopSection,
+    TrackSection,
+)
+from surefoot.config.sections import (
+    CriticSection,
+    DataSection,
+    EvaluateSection,
+    LoraSection,
+    ModelSection,
+    RewardSection,
+    RewardTerm,
+    RolloutSection,
+    RunSection,
+    Section,
+)
+from surefoot.config.tree import Config, require
+
+__all__ = [
+    "BatchSection",
+    "CheckpointSection",
+    "Config",
+    "CriticSection",
+    "DataSection",
+    "EvaluateSection",
+    "GuardSection",
+    "KLSection",
+    "LoraSection",
+    "ModelSection",
+    "OptimSection",
+    "PPOSection",
+    "RewardSection",
+    "RewardTerm",
+    "RolloutSection",
+    "RunSection",
+    "Section",
+    "StopSection",
+    "TrackSection",
+    "apply_override",
+    "build_config",
+    "dump_config",
+    "ineffective",
+    "known_keys",
+    "load_config",
+    "require",
+]

@@ -1,0 +1,202 @@
+"""The sections of a config that say what is trained, on what, against what. Torch-free.
+
+Each key's docstring is its documentation: ``docs/config.md`` is generated from here.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+Positive = Annotated[int, Field(ge=1)]
+Natural = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class Section(BaseModel):
+    """Base of all sections: frozen, unknown keys refused, NaN and infinity refused."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True, protected_namespaces=()
+    )
+
+
+class RunSection(Section):
+    """What the run is called, how long it goes and where it runs."""
+
+    name: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Name of the run and of its folder; the config file's name when left out."""
+    dir: str = "runs"
+    """Folder that holds run folders."""
+    seed: Natural = 0
+    """Seeds every draw, together with purpose, rank and step."""
+    steps: Positive | None = None
+    """Number of PPO steps. Required by `train`."""
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    """`auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:N`."""
+    threads: Positive | None = None
+    """CPU threads; the machine's default when null. Kept on resume, since results on CPU depend on it."""
+    time_budget_s: PositiveFloat | None = None
+    """Stop, with a checkpoint, before a step that would end after this many seconds."""
+
+
+class LoraSection(Section):
+    """Low-rank adapters instead of full fine-tuning."""
+
+    rank: Positive = 16
+    """Rank of the adapters."""
+    alpha: PositiveFloat = 32.0
+    """Scale: the adapter's output is multiplied by alpha / rank."""
+    targets: str | list[str] = "all-linear"
+    """`all-linear` or a list of module names."""
+
+
+class ModelSection(Section):
+    """The policy and its reference."""
+
+    policy: str | None = None
+    """Folder or hub id of a Hugging Face causal LM, or of a LoRA adapter. Required."""
+    reference: str | None = None
+    """The frozen policy that KL is measured against; null: the policy as it is at the start."""
+    dtype: Literal["float32", "float64", "bfloat16", "float16"] = "float32"
+    """Type of the weights in memory. On a CPU without AMX, float32 is the fastest."""
+    lora: LoraSection | None = None
+    """Train adapters instead of all weights."""
+    quantize: Literal["int8", "int4"] | None = None
+    """Quantised base weights. Not available in this version."""
+    chat_template: str | None = None
+    """A Jinja chat template, or a file with one, for a model that has none."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model. Off unless you read that code."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+
+
+class CriticSection(Section):
+    """The value function."""
+
+    kind: Literal["separate", "shared"] = "separate"
+    """`separate`: a model of its own; `shared`: a value head on the policy's trunk."""
+    init: str = "policy"
+    """`policy`, the name of a reward term of kind model, or a folder. A reward model brings its head along."""
+    url: str | None = None
+    """Address of a critic service. Not available in this version."""
+    warmup_steps: Natural = 0
+    """Steps in which only the critic is trained."""
+    warmup_explained_variance: Annotated[float, Field(le=1)] | None = None
+    """End the warm-up early once the critic explains this share of the returns' variance."""
+
+
+class RewardTerm(Section):
+    """One term of the reward."""
+
+    name: str = Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")
+    """Name of the term in metrics (`score/NAME`)."""
+    kind: Literal["function", "model", "remote"] = "function"
+    """`function`: Python; `model`: a sequence-classification model; `remote`: not available in this version."""
+    target: str
+    """`file.py:name` (relative to the config) or `package.module:name`; for a model its folder or hub id."""
+    weight: float = 1.0
+    """Factor in the weighted sum."""
+    clip: tuple[float, float] | PositiveFloat | None = None
+    """Clip this term to [-c, c] or [low, high] before weighting."""
+
+    @field_validator("name")
+    @classmethod
+    def _not_reserved(cls, name: str) -> str:
+        if name in RESERVED_TERMS:
+            raise ValueError(
+                f"{name!r} is a metric's name; choose another (reserved: {', '.join(sorted(RESERVED_TERMS))})"
+            )
+        return name
+
+
+RESERVED_TERMS = frozenset({"mean", "std", "min", "max", "failed_share", "failed", "count"})
+
+
+class RewardSection(Section):
+    """What is rewarded, and what happens when scoring fails."""
+
+    terms: list[RewardTerm] = Field(default_factory=list)
+    """The terms of the weighted sum. Required by `train`."""
+    on_failure: Literal["drop", "stop"] = "drop"
+    """A failed score: leave the trajectory out of the step (counted), or stop the run."""
+    max_failures: Share = 0.05
+    """Stop the run when a larger share of a step's scores fails."""
+    timeout_s: PositiveFloat = 60.0
+    """Time limit for one call of a reward function; what exceeds it is ended and counted as failed."""
+    clip: PositiveFloat | None = None
+    """Clip the (normalised) score to [-c, c]."""
+    normalise: bool | Literal["running", "reference"] = False
+    """Scale scores to mean 0 and deviation 1: `running` (or true) statistics, or those of step 1, the `reference`'s."""
+
+
+class DataSection(Section):
+    """The prompts."""
+
+    prompts: str | None = None
+    """A JSONL or Parquet file, a folder of them, or a hub id (`NAME` or `NAME:SPLIT`). Required by `train`."""
+    column: str = "prompt"
+    """Column with the prompt: a string, used as it stands, or a list of chat messages."""
+    max_prompt_tokens: Positive = 1024
+    """Longest prompt, measured on the rendered prompt."""
+    overlong: Literal["drop", "left", "right", "error"] = "drop"
+    """Longer prompts: drop (counted), cut the `left` or the `right` end off, or refuse."""
+    bad_rows: Literal["error", "skip"] = "error"
+    """Rows that cannot be used: refuse the file, or skip and report them."""
+    shuffle: bool = True
+    """A new order each epoch, from the seed."""
+    drop_last: bool = False
+    """Leave out the last, smaller batch of an epoch; refused when that leaves nothing."""
+
+
+class RolloutSection(Section):
+    """How trajectories are sampled."""
+
+    engine: Literal["native", "vllm"] = "native"
+    """`native`: the trainer's own code. `vllm` is not available in this version."""
+    prompts_per_step: Positive = 32
+    """Prompts per step."""
+    samples_per_prompt: Positive = 1
+    """Trajectories per prompt."""
+    max_new_tokens: Positive = 128
+    """Action tokens per response at most."""
+    temperature: PositiveFloat = 1.0
+    """Sampling temperature; every log-probability of the run is under it."""
+    top_k: Natural = 0
+    """Must be 0 (off) in training: the trained distribution is the sampled one."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Must be 1 (off) in training."""
+    stop: list[str] = Field(default_factory=list)
+    """Strings that end a response; a response that ends in one counts as finished."""
+    max_rows: Positive | None = None
+    """Rows decoded at once; null: all of a step. Fewer rows need less memory for the cache."""
+
+
+class EvaluateSection(Section):
+    """Held-out prompts, scored before step 1, every N steps and after the last."""
+
+    prompts: str | None = None
+    """Held-out prompts, as `data.prompts`. Null: no evaluation."""
+    every: Natural = 0
+    """Steps between evaluations; 0: only before the first step and after the last."""
+    max_prompts: Positive | None = None
+    """Use at most this many prompts, the first ones."""
+    samples_per_prompt: Positive = 1
+    """Responses per prompt."""
+    temperature: Annotated[float, Field(ge=0)] = 1.0
+    """Sampling temperature of the evaluation; 0: greedy."""
+    top_k: Natural = 0
+    """Sample from the k most likely tokens; 0: off."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Sample from the smallest set of tokens with this probability; 1: off."""
+    max_new_tokens: Positive | None = None
+    """Null: as in training."""
+    seed: Natural = 0
+    """Seed of the evaluation's draws; the same at each evaluation, so that curves compare."""
+
+
+Clip = tuple[float, float] | float | None
+AnyMapping = dict[str, Any]

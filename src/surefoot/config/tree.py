@@ -1,0 +1,154 @@
+"""The whole config tree, and the checks that need more than one section. Torch-free."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from surefoot.config.optimisation import (
+    BatchSection,
+    CheckpointSection,
+    GuardSection,
+    OptimSection,
+    PPOSection,
+    StopSection,
+    TrackSection,
+)
+from surefoot.config.sections import (
+    CriticSection,
+    DataSection,
+    EvaluateSection,
+    ModelSection,
+    RewardSection,
+    RolloutSection,
+    RunSection,
+    Section,
+)
+from surefoot.errors import ConfigError
+
+
+class Config(Section):
+    """A run, completely described."""
+
+    run: RunSection = RunSection()
+    model: ModelSection = ModelSection()
+    critic: CriticSection = CriticSection()
+    reward: RewardSection = RewardSection()
+    data: DataSection = DataSection()
+    rollout: RolloutSection = RolloutSection()
+    ppo: PPOSection = PPOSection()
+    optim: OptimSection = OptimSection()
+    batch: BatchSection = BatchSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    evaluate: EvaluateSection = EvaluateSection()
+    stop: StopSection = StopSection()
+    track: TrackSection = TrackSection()
+    guard: GuardSection = GuardSection()
+    serve: dict[str, Any] = Field(default_factory=dict)
+    """The critic and reward service. Not available in this version."""
+    cluster: dict[str, Any] | None = None
+    """Training on a cluster. Not available in this version."""
+    registry: dict[str, Any] = Field(default_factory=dict)
+    """The model registry. Not available in this version."""
+    gateway: dict[str, Any] = Field(default_factory=dict)
+    """The serving gateway. Not available in this version."""
+
+    @property
+    def rows_per_step(self) -> int:
+        """Trajectories per step."""
+        return self.rollout.prompts_per_step * self.rollout.samples_per_prompt
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Optimizer steps of the whole run: the unit of schedules."""
+        return (self.run.steps or 0) * self.ppo.epochs * self.ppo.minibatches
+
+
+REQUIRED: dict[str, dict[str, str]] = {
+    "train": {
+        "run.steps": "the number of PPO steps, for instance 20",
+        "model.policy": "a Hugging Face model folder",
+        "reward.terms": "a list with at least one term, for instance [{name: quality, target: reward.py:score}]",
+        "data.prompts": "a JSONL file with one prompt a line",
+    }
+}
+
+
+def require(config: Config, command: Literal["train"]) -> None:
+    """Check that a config has what a command needs, and asks for nothing that does not go together.
+
+    Raises:
+        ConfigError: naming each missing key, or the first combination that cannot work.
+    """
+    missing = []
+    for path, meaning in REQUIRED[command].items():
+        section, key = path.split(".")
+        if not getattr(getattr(config, section), key):
+            missing.append(f"{path} ({meaning})")
+    if missing:
+        raise ConfigError(
+            f"{command} needs {len(missing)} more key(s): " + ", ".join(missing), hint="add them to the config"
+        )
+    _refuse_absent_features(config)
+    _refuse_transformed_sampling(config)
+    _check_combinations(config)
+
+
+def _refuse_absent_features(config: Config) -> None:
+    absent = {
+        "critic.url": config.critic.url is not None,
+        "model.quantize": config.model.quantize is not None,
+        "rollout.engine=vllm": config.rollout.engine == "vllm",
+        "reward.terms of kind remote": any(t.kind == "remote" for t in config.reward.terms),
+        "serve": bool(config.serve),
+        "cluster": config.cluster is not None,
+        "registry": bool(config.registry),
+        "gateway": bool(config.gateway),
+    }
+    for key, asked in absent.items():
+        if asked:
+            raise ConfigError(f"{key} is not available in this version of Surefoot", hint=f"remove {key.split('=')[0]}")
+
+
+def _refuse_transformed_sampling(config: Config) -> None:
+    rollout = config.rollout
+    if rollout.top_k != 0 or rollout.top_p != 1.0:
+        raise ConfigError(
+            "top-k and top-p make the sampled distribution another than the trained one: ratios and KL are wrong",
+            got=f"rollout.top_k={rollout.top_k}, rollout.top_p={rollout.top_p}",
+            allowed="top_k: 0 and top_p: 1.0 in training",
+            hint="remove them from rollout; the evaluate section may have them",
+        )
+
+
+def _check_combinations(config: Config) -> None:
+    names = [term.name for term in config.reward.terms]
+    if len(set(names)) != len(names):
+        raise ConfigError("two reward terms have the same name", got=names, hint="give each term its own name")
+    if config.ppo.minibatches > config.rows_per_step:
+        raise ConfigError(
+            "there are more minibatches than trajectories in a step",
+            got=f"ppo.minibatches={config.ppo.minibatches}, trajectories={config.rows_per_step}",
+            hint="lower ppo.minibatches or raise rollout.prompts_per_step",
+        )
+    if config.critic.kind == "shared" and config.critic.init != "policy":
+        raise ConfigError(
+            "a shared trunk starts from the policy, so critic.init has no effect with kind: shared",
+            got=config.critic.init,
+            hint="remove critic.init, or set critic.kind: separate",
+        )
+    if (config.stop.patience or config.stop.score is not None) and config.evaluate.prompts is None:
+        raise ConfigError(
+            "stop.patience and stop.score look at held-out scores, and there are no held-out prompts",
+            hint="set evaluate.prompts and evaluate.every",
+        )
+    if config.stop.patience and config.evaluate.every == 0:
+        raise ConfigError(
+            "stop.patience counts evaluations, and there are none during the run", hint="set evaluate.every"
+        )
+    if config.critic.warmup_explained_variance is not None and config.critic.warmup_steps == 0:
+        raise ConfigError(
+            "critic.warmup_explained_variance ends a warm-up that critic.warmup_steps: 0 never starts",
+            hint="set critic.warmup_steps to the most steps the warm-up may take",
+        )

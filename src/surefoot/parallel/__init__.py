@@ -1,0 +1,1 @@
+"""What every rank needs: seeds now; meshes and collectives with the cluster."""
