@@ -1,0 +1,1 @@
+"""Language models as policy, critic, reference and reward. Importing the package loads no torch."""

@@ -1,0 +1,186 @@
+"""From hidden states to the log-probability and entropy of one token each, never holding ``[B, T, V]``.
+
+Logits exist for a few rows at a time, in the forward pass and again in the backward pass, where their gradient is
+formed and used up chunk by chunk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from surefoot.errors import ModelError
+
+# 64 MB of float32 logits at a time: large enough for full-speed matrix products, small beside the weights.
+CHUNK_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class HeadSettings:
+    """How a model turns ``hidden @ weight`` into logits, and the temperature they are read at.
+
+    Attributes:
+        temperature: logits are divided by it, last.
+        scale: logits are multiplied by it, first (Cohere's ``logit_scale``, Granite's ``1 / logits_scaling``).
+        softcap: logits become ``softcap * tanh(logits / softcap)`` (Gemma 2).
+        banned: ids that no token has; they are left out of the distribution.
+    """
+
+    temperature: float = 1.0
+    scale: float = 1.0
+    softcap: float | None = None
+    banned: tuple[int, ...] = ()
+
+    def logits(self, raw: Tensor) -> Tensor:
+        """Finished logits in float32 at least, ``[n, V]``; may write into ``raw``."""
+        z = raw.to(torch.promote_types(raw.dtype, torch.float32))
+        if self.scale != 1.0:
+            z = z * self.scale
+        if self.softcap is not None:
+            z = self.softcap * torch.tanh(z / self.softcap)
+        if self.temperature != 1.0:
+            z = z / self.temperature
+        if self.banned:
+            z.index_fill_(-1, _index(self.banned, z.device), -torch.inf)
+        return z
+
+    def raw_gradient(self, grad: Tensor, logits: Tensor) -> Tensor:
+        """Gradient with respect to ``hidden @ weight`` from that with respect to the finished logits."""
+        if self.softcap is not None:
+            # d (c tanh(x / c)) / dx = 1 - tanh^2
+            ratio = logits * (self.temperature / self.softcap)
+            grad = grad * (1 - ratio * ratio)
+        if self.banned:
+            grad.index_fill_(-1, _index(self.banned, grad.device), 0.0)
+        factor = self.scale / self.temperature
+        return grad if factor == 1.0 else grad.mul_(factor)
+
+
+@lru_cache(maxsize=8)
+def _index(ids: tuple[int, ...], device: torch.device) -> Tensor:
+    return torch.tensor(ids, device=device)
+
+
+class _TokenLogp(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        tokens: Tensor,
+        settings: HeadSettings,
+        want_entropy: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        logp = hidden.new_empty(len(tokens), dtype=wide)
+        lse = torch.empty_like(logp)
+        entropy = torch.empty_like(logp) if want_entropy else None
+        for rows in _chunks(len(tokens), weight.shape[0], wide):
+            z = settings.logits(torch.nn.functional.linear(hidden[rows], weight, bias))
+            lse[rows] = torch.logsumexp(z, dim=-1)
+            logp[rows] = z.gather(1, tokens[rows, None])[:, 0] - lse[rows]
+            if entropy is not None:
+                # lse - E[z]; a banned token has probability 0 and logit -inf, whose product must be 0.
+                p = torch.exp(z - lse[rows, None])
+                entropy[rows] = lse[rows] - (p * torch.where(p > 0, z, 0.0)).sum(-1)
+        ctx.save_for_backward(hidden, weight, bias, tokens, lse, entropy)
+        ctx.settings = settings
+        ctx.set_materialize_grads(False)
+        return logp, entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_logp: Tensor | None, grad_entropy: Tensor | None) -> tuple[Any, ...]:
+        hidden, weight, bias, tokens, lse, entropy = ctx.saved_tensors
+        if grad_logp is None and grad_entropy is None:
+            return (None,) * 6
+        grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        # Added up in float32 at least: in half precision the sum over many chunks would stop growing.
+        grad_weight = torch.zeros_like(weight, dtype=lse.dtype) if ctx.needs_input_grad[1] else None
+        grad_bias = torch.zeros_like(bias, dtype=lse.dtype) if bias is not None and ctx.needs_input_grad[2] else None
+        for rows in _chunks(len(tokens), weight.shape[0], lse.dtype):
+            z = ctx.settings.logits(torch.nn.functional.linear(hidden[rows], weight, bias))
+            log_p = z - lse[rows, None]
+            p = torch.exp(log_p)
+            grad = torch.zeros_like(p)
+            if grad_logp is not None:
+                # d logp / dz = onehot - p
+                grad -= p * grad_logp[rows, None]
+                grad.scatter_add_(1, tokens[rows, None], grad_logp[rows, None])
+            if grad_entropy is not None and entropy is not None:
+                # dH / dz = -p (log p + H)
+                grad -= grad_entropy[rows, None] * p * torch.where(p > 0, log_p + entropy[rows, None], 0.0)
+            grad = ctx.settings.raw_gradient(grad, z)
+            if grad_bias is not None:
+                grad_bias += grad.sum(0)
+            grad = grad.to(hidden.dtype)
+            if grad_hidden is not None:
+                grad_hidden[rows] = grad @ weight
+            if grad_weight is not None:
+                _add_product(grad_weight, grad.T, hidden[rows])
+        return (
+            grad_hidden,
+            None if grad_weight is None else grad_weight.to(weight.dtype),
+            None if grad_bias is None else grad_bias.to(bias.dtype),
+            None,
+            None,
+            None,
+        )
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """``total += a @ b``, without a temporary where the types allow it."""
+    if total.dtype == a.dtype:
+        total.addmm_(a, b)
+    else:
+        total += a @ b
+
+
+def _chunks(rows: int, vocabulary: int, dtype: torch.dtype) -> list[slice]:
+    size = max(1, CHUNK_BYTES // (dtype.itemsize * vocabulary))
+    return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
+
+
+class OutputHead:
+    """A causal LM's output layer.
+
+    Args:
+        layer: the ``lm_head`` module; its weight may be shared with the input embedding.
+        settings: what happens to the logits.
+    """
+
+    def __init__(self, layer: torch.nn.Module, settings: HeadSettings) -> None:
+        self.layer, self.settings = layer, settings
+
+    def logp(self, hidden: Tensor, tokens: Tensor, *, entropy: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Log-probability of each token, and the entropy of its distribution if asked for.
+
+        Args:
+            hidden: ``[n, H]`` states in which the tokens were chosen.
+            tokens: ``[n]`` ids.
+            entropy: also compute entropies (in nats).
+        Returns:
+            ``[n]`` log-probabilities and ``[n]`` entropies or None, in float32 at least.
+        """
+        weight, bias = self._parameters()
+        banned = self.settings.banned
+        if banned and len(tokens) and torch.isin(tokens, torch.tensor(banned, device=tokens.device)).any():
+            raise ModelError("an action token is an id that no token of the vocabulary has", hint="check the tokenizer")
+        apply: Any = _TokenLogp.apply
+        out: tuple[Tensor, Tensor | None] = apply(hidden, weight, bias, tokens, self.settings, entropy)
+        return out
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Finished logits ``[n, V]`` of a few states, for sampling; no gradient is meant to flow."""
+        weight, bias = self._parameters()
+        return self.settings.logits(torch.nn.functional.linear(hidden, weight, bias))
+
+    def _parameters(self) -> tuple[Tensor, Tensor | None]:
+        layer: Any = self.layer
+        return layer.weight, getattr(layer, "bias", None)

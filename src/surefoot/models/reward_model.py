@@ -1,0 +1,267 @@
+"""Reward models: sequence classification with one label, read with their own tokenizer and chat template.
+
+Text goes in, never the policy's token ids: the two vocabularies may differ. The score is read at the last real token
+of rows padded here, on the right, so no rule about padding ids decides where a text ends; before the first use one row
+is compared with the library's own result.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import AutoModelForSequenceClassification
+from transformers.utils import cached_file
+
+from surefoot.errors import DataError, ModelError
+from surefoot.models.attention import Padded
+from surefoot.models.digest import digest_tensors
+from surefoot.models.load import DTYPES, context_length, from_pretrained, load_model_config
+from surefoot.models.messages import Messages
+from surefoot.models.probe import library_attention, probe
+from surefoot.models.tokenizer import load_codec
+
+logger = logging.getLogger("surefoot")
+
+PROBE_TOKENS = 12
+HINT = "the target of a reward term of kind model must be a reward model: sequence classification with one label"
+
+
+class RewardModel:
+    """A frozen reward model.
+
+    Args:
+        folder: a folder with ``config.json``, safetensors and a tokenizer, or a hub id.
+        dtype: a key of ``surefoot.models.load.DTYPES``.
+        device: where to put it.
+        batch_tokens: tokens per forward pass at most, padding included; one text always fits.
+        max_tokens: longest text, the model's context when None. Longer ones lose their beginning, counted.
+        trust_remote_code: run code that comes with the model.
+
+    Attributes:
+        folder: the local folder with its files; a critic may be loaded from it.
+        digest: sha256 over the bytes of its safetensors files, in the order of their names.
+        codec: its own tokenizer.
+        truncated: texts cut so far.
+
+    Raises:
+        ModelError: no such model, no tokenizer, not one label, weights missing (an untrained score layer among them),
+            or an architecture whose score would come out wrong.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        *,
+        dtype: str = "float32",
+        device: str | torch.device = "cpu",
+        batch_tokens: int = 8192,
+        max_tokens: int | None = None,
+        trust_remote_code: bool = False,
+    ) -> None:
+        model = _load(folder, dtype, trust_remote_code)
+        self.name, self.folder = folder, _local_folder(folder)
+        self.digest = _digest_files(Path(self.folder))
+        self.codec = load_codec(folder, trust_remote_code=trust_remote_code)
+        self.truncated = 0
+        self._model = model.to(device).eval().requires_grad_(False)
+        self._score: nn.Linear = model.score
+        self._rows = int(model.get_input_embeddings().weight.shape[0])
+        self._batch_tokens = batch_tokens
+        limits = [n for n in (max_tokens, context_length(model.config)) if n is not None]
+        self.max_tokens = min(limits, default=None)
+        self._probe()
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether conversations can be scored."""
+        return self.codec.has_chat_template
+
+    def encode(self, item: str | Messages) -> list[int]:
+        """Ids of a text, or of a conversation that ends with the answer to be scored, in its own vocabulary.
+
+        A text gets all that the tokenizer puts around a text; a conversation goes through the model's chat template,
+        and control tokens spelled in it are text. What is too long loses its beginning, the token that begins every
+        text excepted; this is counted in ``truncated``.
+
+        Raises:
+            ModelError: a conversation, and the model has no chat template.
+            DataError: the template refuses the messages, nothing is left to read, or an id has no embedding.
+        """
+        if isinstance(item, str):
+            ids = self.codec.begun(self.codec.encode_text(item)) + list(self.codec.left_off_ids)
+        else:
+            ids, _ = self.codec.encode_dialogue(item)
+        if not ids:
+            raise DataError("a text has no tokens for the reward model", got=repr(item)[:80])
+        if max(ids) >= self._rows:
+            raise DataError(
+                f"the tokenizer of {self.name} gave an id that its model has no embedding for",
+                got=max(ids),
+                allowed=f"below {self._rows}",
+                hint="tokenizer and weights in the folder do not belong together",
+            )
+        if self.max_tokens is None or len(ids) <= self.max_tokens:
+            return ids
+        self.truncated += 1
+        if self.truncated == 1:
+            logger.warning(
+                "%s: a text of %d tokens is longer than %d and loses its beginning. Reported once, counted further.",
+                self.name,
+                len(ids),
+                self.max_tokens,
+            )
+        kept = [i for i, begin in zip(ids, self.codec.begin_ids, strict=False) if i == begin][: self.max_tokens - 1]
+        return kept + ids[len(ids) - self.max_tokens + len(kept) :]
+
+    def score_texts(self, items: Sequence[str | Messages]) -> list[float]:
+        """One score per text or conversation, in order; each as if it were alone.
+
+        Raises:
+            ModelError, DataError: see :meth:`encode`.
+        """
+        return self.score_tokens([self.encode(item) for item in items])
+
+    @torch.no_grad()
+    def score_tokens(self, rows: Sequence[Sequence[int]]) -> list[float]:
+        """One score per row of ids of this model's own vocabulary, in order; none of them empty."""
+        scores = [0.0] * len(rows)
+        for group in _groups([len(row) for row in rows], self._batch_tokens):
+            width = max(len(rows[b]) for b in group)
+            ids = torch.zeros(len(group), width, dtype=torch.long)
+            mask = torch.zeros(len(group), width, dtype=torch.bool)
+            for n, b in enumerate(group):
+                ids[n, : len(rows[b])] = torch.tensor(rows[b])
+                mask[n, : len(rows[b])] = True
+            for b, score in zip(group, self._forward(ids, last_index(mask)).tolist(), strict=True):
+                scores[b] = score
+        return scores
+
+    def head_weight(self) -> Tensor:
+        """``[H]``: a copy of the score layer's weights, from which a value head may start."""
+        return self._score.weight[0].detach().clone()
+
+    def head_bias(self) -> Tensor | None:
+        """``[]``: a copy of its bias, None when it has none."""
+        return None if self._score.bias is None else self._score.bias[0].detach().clone()
+
+    def weights_digest(self) -> str:
+        """sha256 of the weights as they are in memory: equal before and after a run."""
+        return digest_tensors(self._model.state_dict().items())
+
+    def _forward(self, ids: Tensor, index: Tensor) -> Tensor:
+        """``[B]`` scores in float32 at least, read at position ``index`` ``[B]`` of each row of ``ids`` ``[B, T]``."""
+        device = self._score.weight.device
+        positions = torch.arange(ids.shape[1], device=device).expand_as(ids)
+        out = self._model.base_model(
+            input_ids=ids.to(device), position_ids=positions, use_cache=False, attention_layout=Padded()
+        )
+        states = out.last_hidden_state[torch.arange(len(ids), device=device), index.to(device)]
+        wide = torch.promote_types(states.dtype, torch.float32)
+        bias = None if self._score.bias is None else self._score.bias.to(wide)
+        return nn.functional.linear(states.to(wide), self._score.weight.to(wide), bias)[:, 0]
+
+    @torch.no_grad()
+    def _probe(self) -> None:
+        """Compare states and one score with the library's own: refuses encoders, pooled heads and changed outputs."""
+        probe(self._model, self._model.base_model)
+        length = min(PROBE_TOKENS, self.max_tokens or PROBE_TOKENS)
+        padding = self._model.config.get_text_config().pad_token_id
+        ids = [i for i in (n * 7919 % self._rows for n in range(1, 4 * length)) if i != padding][:length]
+        row = torch.tensor([ids])
+        ours = float(self._forward(row, torch.tensor([len(ids) - 1])))
+        with library_attention(self._model, "eager"):
+            theirs = float(self._model(input_ids=row.to(self._score.weight.device)).logits[0, 0])
+        # Rotary angles and norms are in float32 in the library's own code, whatever the type of the weights.
+        rounding = max(torch.finfo(self._model.dtype).eps, torch.finfo(torch.float32).eps)
+        allowed = 1024 * rounding * max(1.0, abs(theirs))
+        if not abs(ours - theirs) <= allowed:
+            raise ModelError(
+                f"scores of {type(self._model).__name__} differ from the library's own",
+                got=f"{ours:.6g} against {theirs:.6g}",
+                hint="this architecture is not read at its last token, or changes its output; it is not supported",
+            )
+
+
+def last_index(attention_mask: Tensor) -> Tensor:
+    """``[B]``: the largest index at which the mask ``[B, T]`` is 1, on whichever side the padding stands.
+
+    Raises:
+        DataError: a row has no real token.
+    """
+    real = attention_mask.bool()
+    if not bool(real.any(dim=1).all()):
+        raise DataError("a row of the attention mask has no real token")
+    places = torch.arange(real.shape[1], device=real.device)
+    return torch.where(real, places, -1).max(dim=1).values
+
+
+def _groups(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
+    """Row numbers in groups of at most ``tokens`` tokens once padded, rows of one length class together."""
+    group: list[int] = []
+    for row in sorted(range(len(lengths)), key=lambda r: (lengths[r], r)):
+        if group and lengths[row] * (len(group) + 1) > tokens:
+            yield group
+            group = []
+        group.append(row)
+    if group:
+        yield group
+
+
+def _load(folder: str, dtype: str, trust_remote_code: bool) -> Any:
+    try:
+        config = load_model_config(folder, trust_remote_code=trust_remote_code)
+    except ModelError as error:
+        raise ModelError(error.what, got=error.got, hint="check the target of the reward term") from error
+    names: Sequence[str] = getattr(config, "architectures", None) or []
+    if not any(name.endswith("ForSequenceClassification") for name in names):
+        raise ModelError(f"{folder} is not a reward model", got=", ".join(names) or "no architecture", hint=HINT)
+    if config.num_labels != 1:
+        raise ModelError(f"{folder} has {config.num_labels} labels, a reward model has 1", hint=HINT)
+    model = from_pretrained(
+        AutoModelForSequenceClassification,
+        folder,
+        config=config,
+        dtype=DTYPES[dtype],
+        trust_remote_code=trust_remote_code,
+    )
+    if not isinstance(getattr(model, "score", None), nn.Linear):
+        raise ModelError(f"{type(model).__name__} has no single linear score layer", hint=HINT)
+    _check_score_layer(folder, model)
+    return model
+
+
+def _check_score_layer(folder: str, model: Any) -> None:
+    """The library leaves out what an architecture has no place for: a bias, a second layer, another head."""
+    used, stray = {f"score.{name}" for name in model.score.state_dict()}, set()
+    for path in Path(_local_folder(folder)).glob("*.safetensors"):
+        with safe_open(path, framework="pt") as tensors:
+            names = set(tensors.keys())
+        stray |= {name for name in names if name.startswith(("score.", "v_head.", "value_head."))} - used
+    if stray:
+        raise ModelError(
+            f"the files of {folder} hold a score layer that {type(model).__name__} does not use",
+            got=", ".join(sorted(stray)),
+        )
+
+
+def _local_folder(folder: str) -> str:
+    if Path(folder).is_dir():
+        return folder
+    found = cached_file(folder, "config.json")
+    return str(Path(found).parent) if found else folder
+
+
+def _digest_files(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            while chunk := file.read(1 << 20):
+                digest.update(chunk)
+    return digest.hexdigest()
