@@ -1,0 +1,5 @@
+"""Environments: where responses lead."""
+
+from surefoot.envs.single_turn import SingleTurn
+
+__all__ = ["SingleTurn"]
