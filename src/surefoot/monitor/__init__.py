@@ -1,0 +1,1 @@
+"""What a run shows: detectors, diagnosis and the places reports go to."""

@@ -1,0 +1,1 @@
+"""Training: one PPO step, the loop around it, checkpoints and the run folder. Importing the package loads no torch."""

@@ -1,0 +1,158 @@
+"""AdamW with its schedule in optimizer steps, gradient clipping, and the guard against non-finite numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from surefoot.config import OptimSection
+from surefoot.errors import CheckpointError, TrainingError
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """What became of one optimizer step.
+
+    Attributes:
+        grad_norm: norm before clipping, None when it was not finite.
+        lr: learning rate of the first group.
+        skipped: whether the step was skipped for a non-finite loss or gradient.
+    """
+
+    grad_norm: float | None
+    lr: float
+    skipped: bool
+
+
+def schedule_factor(step: int, *, schedule: str, warmup: int, total: int) -> float:
+    """Factor of the learning rate at the optimizer step ``step`` (from 0) of ``total``.
+
+    Linear warm-up from 0 over ``warmup`` steps, then constant, or linearly or by a half cosine to 0 at ``total``.
+    """
+    factor = min(1.0, (step + 1) / warmup) if warmup else 1.0
+    done = min(1.0, step / total) if total else 0.0
+    if schedule == "linear":
+        return factor * (1.0 - done)
+    if schedule == "cosine":
+        return factor * 0.5 * (1.0 + math.cos(math.pi * done))
+    return factor
+
+
+class Optimizer:
+    """AdamW over named groups of parameters.
+
+    Args:
+        groups: learning rates with their parameters by name; names are unique over all groups.
+        cfg: the config's ``optim`` section.
+        total_steps: optimizer steps of the whole run.
+        max_skipped: steps in a row that may be skipped.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[tuple[float, Mapping[str, nn.Parameter]]],
+        cfg: OptimSection,
+        *,
+        total_steps: int,
+        max_skipped: int,
+    ) -> None:
+        self.cfg, self.total_steps, self.max_skipped = cfg, total_steps, max_skipped
+        self.named = {name: p for _, group in groups for name, p in group.items()}
+        self.rates = [rate for rate, _ in groups]
+        self.steps_taken = self.skipped_in_a_row = self.skipped_total = 0
+        self.adam = torch.optim.AdamW(
+            [{"params": list(group.values()), "lr": rate} for rate, group in groups],
+            betas=cfg.betas,
+            eps=cfg.eps,
+            weight_decay=cfg.weight_decay,
+            fused=all(p.dtype in (torch.float32, torch.float64, torch.bfloat16) for p in self.named.values()) or None,
+        )
+
+    def zero(self) -> None:
+        """Forget gradients."""
+        self.adam.zero_grad(set_to_none=True)
+
+    def step(self, loss: float) -> StepOutcome:
+        """Clip, step and advance the schedule; a non-finite loss or gradient is skipped and counted.
+
+        Raises:
+            TrainingError: too many steps in a row were skipped.
+        """
+        factor = schedule_factor(
+            self.steps_taken, schedule=self.cfg.schedule, warmup=self.cfg.warmup_steps, total=self.total_steps
+        )
+        for group, rate in zip(self.adam.param_groups, self.rates, strict=True):
+            group["lr"] = rate * factor
+        lr = self.rates[0] * factor
+        self.steps_taken += 1
+        norm = clip_gradients(self.named.values(), self.cfg.max_grad_norm)
+        if not math.isfinite(loss) or not math.isfinite(norm):
+            return self._skip(lr, loss, norm)
+        self.skipped_in_a_row = 0
+        self.adam.step()
+        self.zero()
+        return StepOutcome(norm, lr, skipped=False)
+
+    def _skip(self, lr: float, loss: float, norm: float) -> StepOutcome:
+        self.zero()
+        self.skipped_in_a_row += 1
+        self.skipped_total += 1
+        if self.skipped_in_a_row > self.max_skipped:
+            raise TrainingError(
+                f"{self.skipped_in_a_row} optimizer steps in a row had a non-finite loss or gradient",
+                got=f"loss {loss}, gradient norm {norm}",
+                hint="lower optim.policy_lr, look at rewards and advantages in samples/; the last checkpoint is whole",
+            )
+        return StepOutcome(norm if math.isfinite(norm) else None, lr, skipped=True)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors and numbers that continue this optimizer exactly."""
+        tensors = {}
+        for name, parameter in self.named.items():
+            for key, value in self.adam.state.get(parameter, {}).items():
+                tensors[f"{name}::{key}"] = value.detach().clone()
+        counts = {
+            "steps_taken": self.steps_taken,
+            "skipped_in_a_row": self.skipped_in_a_row,
+            "skipped_total": self.skipped_total,
+        }
+        return tensors, counts
+
+    def load(self, tensors: Mapping[str, Tensor], counts: Mapping[str, Any]) -> None:
+        """Continue from :meth:`state`.
+
+        Raises:
+            CheckpointError: the state is of other parameters.
+        """
+        states: dict[str, dict[str, Tensor]] = {}
+        for key, value in tensors.items():
+            name, _, part = key.rpartition("::")
+            states.setdefault(name, {})[part] = value
+        unknown = sorted(set(states) - set(self.named))
+        if unknown:
+            raise CheckpointError("the optimizer's state is of other parameters", got=unknown[:3])
+        for name, state in states.items():
+            parameter = self.named[name]
+            self.adam.state[parameter] = {
+                part: value.clone() if part == "step" else value.to(parameter.device).clone()
+                for part, value in state.items()
+            }
+        self.steps_taken = int(counts["steps_taken"])
+        self.skipped_in_a_row = int(counts["skipped_in_a_row"])
+        self.skipped_total = int(counts["skipped_total"])
+
+
+def clip_gradients(parameters: Any, max_norm: float | None) -> float:
+    """Scale gradients down to a norm over all of them; returns the norm before."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    if not gradients:
+        return 0.0
+    norm = torch.nn.utils.get_total_norm(gradients)
+    if max_norm is not None:
+        torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+    return float(norm)

@@ -1,0 +1,131 @@
+"""Which keys of a config may change when a run is resumed, and which may not. Torch-free.
+
+The rule: a key may change when a run that had the new value from the start would have computed the same steps so far.
+
+* **Free**: where the run lies and ends, when it gives up, what is saved, shown and recorded.
+* **Rounding**: how a step is cut for memory and where it is computed. Nothing changes but the last bits: allowed, with
+  a warning.
+* **Places**: files and folders may have moved. Whether they are the same is for the lineage to say, by their digests.
+* Everything else is refused.
+
+``run.steps`` is free with a constant learning rate only: the other schedules are stretched over all steps of the run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
+
+import yaml
+
+from surefoot.config import Config
+from surefoot.errors import RunFolderError
+
+logger = logging.getLogger("surefoot")
+
+FREE: Final = (
+    "run.name",
+    "run.dir",
+    "run.steps",
+    "run.time_budget_s",
+    "checkpoint",
+    "track",
+    "stop",
+    "guard",
+    "evaluate.every",
+    "reward.on_failure",
+    "reward.max_failures",
+    "reward.timeout_s",
+    "serve",
+    "registry",
+    "gateway",
+)
+ROUNDING: Final = (
+    "run.device",
+    "batch",
+    "rollout.max_rows",
+    "model.gradient_checkpointing",
+)
+PLACES: Final = ("model.policy", "model.reference", "critic.init", "data.prompts", "evaluate.prompts")
+
+Changes = dict[str, tuple[Any, Any]]
+
+
+def check_resumed_config(stored_text: str, text: str) -> Changes:
+    """Compare the config of a run folder with the one it shall be resumed with.
+
+    Args:
+        stored_text, text: both configs as YAML. A key that one of them lacks has its default there.
+    Returns:
+        every key that differs, with its (stored, new) value.
+    Raises:
+        RunFolderError: naming every key that must not change.
+    """
+    stored, new = _flat_config(stored_text), _flat_config(text)
+    keys = dict.fromkeys((*stored, *new))
+    changes = {k: (stored.get(k), new.get(k)) for k in keys if stored.get(k) != new.get(k)}
+    refused = {k: v for k, v in changes.items() if not _may_change(k, *v, constant=_constant_rate(stored, new))}
+    if refused:
+        raise RunFolderError(
+            "the run was made by another config: " + ", ".join(f"{k} was {a!r}" for k, (a, _) in refused.items()),
+            got=", ".join(f"{k}={b!r}" for k, (_, b) in refused.items()),
+            allowed="on resume: changes that leave the steps made so far as they are",
+            hint="set these keys back, or start another run under another run.name",
+        )
+    rounding = [k for k in changes if _within(k, ROUNDING)]
+    if rounding:
+        logger.warning(
+            "results may differ in their last bits from an uninterrupted run: %s changed", ", ".join(rounding)
+        )
+    return changes
+
+
+def _may_change(key: str, old: Any, new: Any, *, constant: bool) -> bool:
+    if key == "run.steps":
+        return constant
+    if key.startswith("reward.terms.") and key.endswith(".target"):
+        return _moved_target(str(old), str(new))
+    if key == "critic.init" and "policy" in (old, new):
+        return False
+    if _within(key, PLACES):
+        return old is not None and new is not None
+    return _within(key, (*FREE, *ROUNDING))
+
+
+def _within(key: str, names: tuple[str, ...]) -> bool:
+    return any(key == name or key.startswith(f"{name}.") for name in names)
+
+
+def _moved_target(old: str, new: str) -> bool:
+    """Whether a reward's target is the same function of a file elsewhere, or a model's folder elsewhere."""
+    old_file, old_colon, old_name = old.rpartition(":")
+    new_file, new_colon, new_name = new.rpartition(":")
+    if old_colon or new_colon:
+        return old_name == new_name and old_file.endswith(".py") and new_file.endswith(".py")
+    return True
+
+
+def _constant_rate(*configs: Mapping[str, Any]) -> bool:
+    return all(config.get("optim.schedule") == "constant" for config in configs)
+
+
+def _flat_config(text: str) -> dict[str, Any]:
+    try:
+        tree = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise RunFolderError("the stored config.yaml is not valid YAML", got=" ".join(str(error).split())) from error
+    if not isinstance(tree, dict):
+        raise RunFolderError("the stored config.yaml holds no sections", got=repr(text[:60]))
+    return {**_flat(Config().model_dump(mode="json")), **_flat(tree)}
+
+
+def _flat(tree: Mapping[str, Any] | list[Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items() if isinstance(tree, Mapping) else enumerate(tree):
+        name = f"{prefix}{key}"
+        if isinstance(value, (Mapping, list)) and value:
+            flat.update(_flat(value, f"{name}."))
+        else:
+            flat[name] = value
+    return flat

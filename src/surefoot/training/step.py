@@ -1,0 +1,122 @@
+"""One PPO step: sample, score, estimate, update, publish. No device, rank, logger or Ray in sight."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from surefoot import algo
+from surefoot.config import Config
+from surefoot.models.critic import SharedCritic
+from surefoot.protocols import Engine, Environment, Reference, Reward
+from surefoot.records import Prompt, Rollout, Score, StepReport
+from surefoot.rewards import ScoreNormaliser, check_failures, score_metrics
+from surefoot.training.clock import StepClock
+from surefoot.training.estimate import Batch, Reading, clear_failed, estimate
+from surefoot.training.losses import Coefficients
+from surefoot.training.report import Metrics, StepFacts, report
+from surefoot.training.update import Learner, optimise
+
+
+@dataclass
+class Parts:
+    """What a step works with.
+
+    Attributes:
+        learner: policy, critic and their optimizers.
+        reference, engine, environment, reward: the seams of DESIGN.
+        kl: controller of the KL to the reference.
+        penalty: controller of ``surrogate: kl``.
+        normaliser: of scores, or None.
+        warmed_up: whether the critic's warm-up has ended.
+    """
+
+    learner: Learner
+    reference: Reference
+    engine: Engine
+    environment: Environment
+    reward: Reward
+    kl: algo.AdaptiveKL | algo.FixedKL
+    penalty: algo.AdaptivePenalty
+    normaliser: ScoreNormaliser | None = None
+    warmed_up: bool = False
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """A step's report, and what its rollout record is written from."""
+
+    report: StepReport
+    sampled: Rollout
+    scores: Sequence[Score]
+    reading: Reading
+    batch: Batch
+
+
+def ppo_step(step: int, prompts: Sequence[Prompt], parts: Parts, cfg: Config, clock: StepClock) -> StepResult:
+    """One step.
+
+    Args:
+        step: from 1; together with the run's seed it seeds every draw.
+        prompts: of this step.
+        parts: what to work with; controllers and optimizers move on.
+        cfg: the run.
+        clock: times the phases.
+    Raises:
+        RewardError: too many scores failed.
+        TrainingError: losses or gradients stayed non-finite for too long.
+    """
+    with clock("rollout"):
+        sampled = parts.engine.rollout(prompts, parts.environment, seed=(cfg.run.seed, step))
+    with clock("score"):
+        scores = parts.reward.score(sampled)
+        check_failures(scores, cfg.reward)
+        rollout = clear_failed(sampled, scores)
+        reading = read(rollout, parts)
+    kl_coef, warming_up = float(parts.kl.coef), _warming_up(parts, cfg, step)
+    foreign = not getattr(parts.engine, "is_trainer_code", False)
+    batch = estimate(
+        rollout, scores, reading, cfg, kl_coef=kl_coef, normaliser=parts.normaliser, foreign_engine=foreign
+    )
+    coef = Coefficients(kl=kl_coef, surrogate_kl=float(parts.penalty.coef))
+    with clock("update"):
+        updates = optimise(parts.learner, batch, cfg, coef, step=step, warming_up=warming_up)
+    with clock("publish"):
+        parts.engine.publish(parts.learner.policy, version=step + 1)
+    metrics: Metrics = {**score_metrics(scores), **(parts.normaliser.metrics() if parts.normaliser else {})}
+    facts = StepFacts(
+        step, sampled, scores, metrics, reading, batch, updates, kl_coef, float(parts.penalty.coef), warming_up
+    )
+    result = report(facts, cfg, clock)
+    _advance_controllers(parts, result, cfg, batch)
+    return StepResult(result, sampled, scores, reading, batch)
+
+
+def read(rollout: Rollout, parts: Parts) -> Reading:
+    """What policy, critic and reference say about a rollout; a shared critic is read in the policy's own pass."""
+    policy, critic = parts.learner.policy, parts.learner.critic
+    if isinstance(critic, SharedCritic):
+        scores = policy.read(rollout, critic.head)
+        assert scores.logp is not None and scores.entropy is not None
+        assert scores.values is not None and scores.after is not None
+        return Reading(scores.logp, scores.entropy, scores.values, scores.after, parts.reference.logp(rollout))
+    old, values = policy.evaluate(rollout), critic.values(rollout)
+    return Reading(old.logp, old.entropy, values.values, values.after, parts.reference.logp(rollout))
+
+
+def _warming_up(parts: Parts, cfg: Config, step: int) -> bool:
+    return not parts.warmed_up and step <= cfg.critic.warmup_steps
+
+
+def _advance_controllers(parts: Parts, result: StepReport, cfg: Config, batch: Batch) -> None:
+    """Move what adapts from step to step, once, from the numbers that are logged."""
+    rows = len(batch.trained_rows)
+    kl = result.metrics["kl/reference_k1"]
+    if kl is not None and rows:
+        parts.kl.update(kl, rows)
+    update_kl = result.metrics["kl/update_k3"]
+    if cfg.ppo.surrogate == "kl" and update_kl is not None:
+        parts.penalty.update(update_kl)
+    threshold, explained = cfg.critic.warmup_explained_variance, result.metrics["value/explained_variance"]
+    if threshold is not None and explained is not None and explained >= threshold:
+        parts.warmed_up = True

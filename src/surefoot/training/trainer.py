@@ -1,0 +1,242 @@
+"""The loop around the step: report, evaluate, checkpoint, stop. It is handed its parts and knows no config file."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from surefoot.config import Config
+from surefoot.data.order import PromptOrder
+from surefoot.errors import RunError, TrainingError
+from surefoot.protocols import Tracker
+from surefoot.records import Prompt, StepReport
+from surefoot.training.checkpoint import CheckpointStore
+from surefoot.training.clock import StepClock
+from surefoot.training.display import Display
+from surefoot.training.durable import append_line, json_bytes, keep_lines, read_records, write_file, writing
+from surefoot.training.evaluation import Evaluator, HeldOut
+from surefoot.training.recording import record_step
+from surefoot.training.run_folder import RunFolder
+from surefoot.training.run_status import RunStatus
+from surefoot.training.signals import GracefulStop
+from surefoot.training.state import read_state, write_state
+from surefoot.training.step import Parts, StepResult, ppo_step
+from surefoot.training.stopping import Stopping
+
+logger = logging.getLogger("surefoot")
+
+
+@dataclass
+class Job:
+    """Everything a run needs, built.
+
+    Attributes:
+        cfg: the run.
+        parts: of a step.
+        prompts, order: what is sampled from, and which of it in which step.
+        evaluator: of held-out prompts, or None.
+        folder, store: where the run is kept.
+        save_model: writes the aligned policy into a folder.
+        display, trackers: who is told.
+        facts: stored with each checkpoint and compared at resume (threads).
+    """
+
+    cfg: Config
+    parts: Parts
+    prompts: Sequence[Prompt]
+    order: PromptOrder
+    evaluator: Evaluator | None
+    folder: RunFolder
+    store: CheckpointStore
+    save_model: Callable[[Path], None]
+    display: Display
+    trackers: Sequence[Tracker] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """How a run ended.
+
+    Attributes:
+        folder: the run folder.
+        status: FINISHED or KILLED.
+        reason: why it ended.
+        step: last step.
+        evaluations: the held-out records, in order, as in ``evaluations.jsonl``.
+        last: the last step's report; None when no step was made in this process.
+    """
+
+    folder: Path
+    status: RunStatus
+    reason: str
+    step: int
+    evaluations: Sequence[Mapping[str, Any]]
+    last: StepReport | None
+
+
+class Trainer:
+    """Runs a job from its last checkpoint, or from the start.
+
+    Args:
+        job: what to run.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.cfg = job, job.cfg
+        self.stopping = Stopping(job.cfg.stop)
+        self.evaluations_file = job.folder.path / "evaluations.jsonl"
+        self.step = 0
+        self.last: StepReport | None = None
+        self._saved: int | None = None
+
+    def restore(self) -> int:
+        """Load the newest whole checkpoint, if there is one.
+
+        Returns:
+            the step it was made after; 0 without one.
+        """
+        checkpoint = self.job.store.latest()
+        if checkpoint is None:
+            return 0
+        extra = read_state(checkpoint.path, self.job.parts)
+        self.stopping.load(extra["stopping"])
+        cursor = self.job.order.cursor(checkpoint.step)
+        if extra["cursor"] != cursor:
+            raise TrainingError(
+                "the data order of the checkpoint is not that of this run", got=extra["cursor"], allowed=cursor
+            )
+        self.step = self._saved = checkpoint.step
+        return checkpoint.step
+
+    def run(self, *, warnings: Sequence[str] = ()) -> RunResult:
+        """Go on to the end, a reason to stop, or a signal.
+
+        Args:
+            warnings: what the resume could not promise, for the record.
+        Raises:
+            RunError: trouble that the run could not survive; the last checkpoint is whole.
+        """
+        job = self.job
+        job.folder.begin(self.step, warnings=warnings)
+        keep_lines(self.evaluations_file, lambda record: int(record["step"]) <= self.step)
+        # Whatever the engine held before a restart, it samples from the current weights now.
+        job.parts.engine.publish(job.parts.learner.policy, version=self.step + 1)
+        job.display.start(self.step, self._steps)
+        try:
+            with GracefulStop() as stop:
+                reason = self._loop(stop)
+            status = RunStatus.KILLED if stop.received else RunStatus.FINISHED
+            self._finish(status, reason)
+        finally:
+            job.display.stop()
+            for tracker in job.trackers:
+                tracker.close()
+        return RunResult(job.folder.path, status, reason, self.step, read_records(self.evaluations_file), self.last)
+
+    @property
+    def _steps(self) -> int:
+        assert self.cfg.run.steps is not None
+        return self.cfg.run.steps
+
+    def _loop(self, stop: GracefulStop) -> str:
+        """Steps until there is a reason to stop."""
+        started, longest = time.monotonic(), 0.0
+        if self.step == 0:
+            self._evaluate(0)
+        while self.step < self._steps:
+            if stop.received:
+                return f"stopped by {stop.received.name}"
+            begun = time.monotonic()
+            budget = self.cfg.run.time_budget_s
+            if budget is not None and begun - started + longest > budget:
+                return f"the time budget of {budget:g} s would not hold another step"
+            reason = self._one_step()
+            longest = max(longest, time.monotonic() - begun)
+            if reason is not None:
+                return reason
+        return f"all {self._steps} steps are done"
+
+    def _one_step(self) -> str | None:
+        """One step with all that follows from it; a reason to stop, or None."""
+        job, step = self.job, self.step + 1
+        prompts = [job.prompts[i] for i in job.order.batch(step)]
+        result = ppo_step(step, prompts, job.parts, self.cfg, StepClock())
+        report = result.report
+        reason = self.stopping.after_step(report)
+        every = self.cfg.evaluate.every
+        if job.evaluator is not None and (step == self._steps or (every and step % every == 0)):
+            held_out, stop = self._evaluate(step)
+            report = StepReport(step, {**report.metrics, **held_out})
+            reason = reason or stop
+        self._record(step, result, report)
+        self.step, self.last = step, report
+        if self.cfg.checkpoint.every and step % self.cfg.checkpoint.every == 0 and step < self._steps:
+            self._checkpoint()
+        return reason
+
+    def _record(self, step: int, result: StepResult, report: StepReport) -> None:
+        every = self.cfg.track.samples_every
+        if every and (step in (1, self._steps) or step % every == 0):
+            with writing(self.job.folder.samples):
+                record_step(self.job.folder.samples_file(step), result, self.cfg)
+        self.job.folder.append_metrics(report)
+        for tracker in self.job.trackers:
+            tracker.log(report)
+        self.job.display.step(report)
+
+    def _evaluate(self, step: int) -> tuple[Mapping[str, Any], str | None]:
+        """Score held-out prompts; their metrics, and a reason to stop."""
+        if self.job.evaluator is None:
+            return {}, None
+        result: HeldOut = self.job.evaluator(self.job.parts.learner.policy, step)
+        responses = self.job.folder.evaluations / f"step-{step}.jsonl"
+        with writing(self.job.folder.evaluations):
+            responses.parent.mkdir(exist_ok=True)
+            write_file(responses, b"".join(map(json_bytes, result.responses())))
+            append_line(self.evaluations_file, json_bytes(result.as_json()))
+        self.job.display.evaluation(result)
+        reason = self.stopping.after_evaluation(result.mean)
+        return result.metrics, reason if step else None
+
+    def _checkpoint(self) -> None:
+        """Save the state after the current step, once."""
+        if self._saved == self.step or self.step == 0:
+            return
+        self.job.folder.sync()
+        extra = {
+            "stopping": self.stopping.state(),
+            "cursor": self.job.order.cursor(self.step),
+            "facts": dict(self.job.facts),
+        }
+        metrics = {} if self.last is None else self.last.as_json()
+        self.job.store.save(
+            self.step,
+            lambda folder: write_state(folder, self.job.parts, step=self.step, extra=extra),
+            meta={"metrics": metrics},
+        )
+        self._saved = self.step
+
+    def _finish(self, status: RunStatus, reason: str) -> None:
+        """Save; when the run is over for good, evaluate if that is not done yet and write the model."""
+        self._checkpoint()
+        if status is RunStatus.FINISHED:
+            if self.step == 0 or not self._updated():
+                raise TrainingError("the run made no update", hint="look at policy/skipped_updates in metrics.jsonl")
+            done = {int(record["step"]) for record in read_records(self.evaluations_file)}
+            if self.step not in done:
+                self._evaluate(self.step)
+            try:
+                self.job.folder.publish_model(self.job.save_model)
+            except OSError as error:
+                raise RunError("the model could not be written", got=str(error)) from error
+        self.job.folder.finish(status, reason, step=self.step)
+
+    def _updated(self) -> bool:
+        learner = self.job.parts.learner
+        optimizers = [o for o in (learner.policy_optimizer, learner.critic_optimizer) if o is not None]
+        return any(o.steps_taken > o.skipped_total for o in optimizers)

@@ -1,0 +1,212 @@
+"""A step's updates: epochs of minibatches, each one optimizer step over all its micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from surefoot.config import Config
+from surefoot.models.batching import MicroBatch, micro_batches
+from surefoot.models.critic import SeparateCritic, SharedCritic
+from surefoot.models.policy import CausalPolicy
+from surefoot.models.scoring import BatchPlan
+from surefoot.parallel.rng import generator
+from surefoot.training.estimate import Batch
+from surefoot.training.losses import Coefficients, Counts, PolicyOutput, policy_terms, value_term
+from surefoot.training.optimizer import Optimizer
+
+Minibatches = Sequence[Sequence[list[int]]]
+
+
+@dataclass(frozen=True)
+class Update:
+    """One optimizer step, or the decision not to take one.
+
+    Attributes:
+        epoch: from 0.
+        tokens: action tokens of the minibatch.
+        grad_norm: before clipping, None when not finite.
+        lr: learning rate.
+        skipped: for a non-finite loss or gradient.
+        stopped: the step's updates ended here, since KL(old, new) had passed its limit.
+        policy_loss, value_loss: of the minibatch, None where that part was not trained.
+        clip_fraction, kl: share of clipped ratios and mean k3(old, new) per token, None for a critic's update.
+    """
+
+    epoch: int
+    tokens: int
+    grad_norm: float | None = None
+    lr: float = 0.0
+    skipped: bool = False
+    stopped: bool = False
+    policy_loss: float | None = None
+    value_loss: float | None = None
+    clip_fraction: float | None = None
+    kl: float | None = None
+
+
+@dataclass(frozen=True)
+class Updates:
+    """All updates of a step: of the policy (with a shared critic), and of a separate critic."""
+
+    policy: tuple[Update, ...] = ()
+    critic: tuple[Update, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What a step's policy updates are made from."""
+
+    batch: Batch
+    cfg: Config
+    coef: Coefficients
+    frozen: bool
+
+
+@dataclass
+class _Sums:
+    """What a minibatch's micro-batches add up to."""
+
+    loss: float = 0.0
+    policy: float = 0.0
+    value: float = 0.0
+    clipped: float = 0.0
+    kl: float = 0.0
+
+
+@dataclass
+class Learner:
+    """What is trained, and with which optimizers.
+
+    Attributes:
+        policy, critic: the models.
+        policy_optimizer: of the policy, and of a shared critic's head.
+        critic_optimizer: of a separate critic; None with a shared one.
+    """
+
+    policy: CausalPolicy
+    critic: SeparateCritic | SharedCritic
+    policy_optimizer: Optimizer
+    critic_optimizer: Optimizer | None
+
+
+def plan_minibatches(batch: Batch, cfg: Config, step: int) -> Minibatches:
+    """Rows of each minibatch of each epoch: a new order every epoch, sizes as even as can be, none empty."""
+    rows = batch.trained_rows
+    plan = []
+    for epoch in range(cfg.ppo.epochs):
+        order = generator(cfg.run.seed, "minibatch", step=step, index=epoch).permutation(len(rows))
+        count = min(cfg.ppo.minibatches, len(rows))
+        cuts = [len(rows) * i // count for i in range(count + 1)] if count else [0]
+        plan.append([[rows[i] for i in order[a:b]] for a, b in pairwise(cuts)])
+    return plan
+
+
+def optimise(
+    learner: Learner, batch: Batch, cfg: Config, coef: Coefficients, *, step: int, warming_up: bool = False
+) -> Updates:
+    """Run a step's updates.
+
+    Args:
+        learner: what to train.
+        batch: estimates of one rollout.
+        cfg: sections ``ppo`` and ``run``.
+        coef: coefficients now.
+        step: seeds the order of minibatches.
+        warming_up: only the critic is trained.
+    """
+    plan = plan_minibatches(batch, cfg, step)
+    work = _Work(batch, cfg, coef, frozen=warming_up)
+    if isinstance(learner.critic, SharedCritic):
+        return Updates(policy=tuple(_policy_updates(learner, work, plan)))
+    policy = () if warming_up else tuple(_policy_updates(learner, work, plan))
+    assert learner.critic_optimizer is not None
+    critic = tuple(update_critic(learner.critic, learner.critic_optimizer, batch, plan, cfg))
+    return Updates(policy, critic)
+
+
+def _policy_updates(learner: Learner, work: _Work, plan: Minibatches) -> Iterable[Update]:
+    limit = work.cfg.ppo.max_update_kl
+    for epoch, minibatches in enumerate(plan):
+        for rows in minibatches:
+            counts = Counts.of(work.batch, rows)
+            sums = _Sums()
+            for micro in cut(work.batch, rows, learner.policy.plan, learner.policy.lm.device):
+                _backward(learner, micro, work, counts, sums)
+            kl = sums.kl / counts.tokens
+            update = Update(
+                epoch,
+                counts.tokens,
+                policy_loss=None if work.frozen else sums.policy,
+                value_loss=sums.value if learner.critic.shared else None,
+                clip_fraction=None if work.frozen else sums.clipped / counts.tokens,
+                kl=None if work.frozen else kl,
+            )
+            if not work.frozen and limit is not None and kl > limit:
+                learner.policy_optimizer.zero()
+                yield replace(update, stopped=True)
+                return
+            outcome = learner.policy_optimizer.step(sums.loss)
+            yield replace(update, grad_norm=outcome.grad_norm, lr=outcome.lr, skipped=outcome.skipped)
+
+
+def _backward(learner: Learner, micro: MicroBatch, work: _Work, counts: Counts, sums: _Sums) -> None:
+    """One forward and backward pass; its loss is its share of the minibatch's."""
+    ppo = work.cfg.ppo
+    with torch.set_grad_enabled(not work.frozen):
+        logp, entropy, states = learner.policy.forward(micro, entropy=ppo.entropy_coef > 0)
+    loss: Tensor | None = None
+    if not work.frozen:
+        terms = policy_terms(PolicyOutput(logp, entropy), micro, work.batch, counts, ppo, work.coef)
+        loss = terms.loss
+        sums.policy += float(terms.loss.detach())
+        sums.clipped += terms.clipped
+        sums.kl += terms.kl
+    if isinstance(learner.critic, SharedCritic):
+        value = value_term(learner.critic.head(states), micro, work.batch, counts, ppo)
+        sums.value += float(value.detach())
+        weighted = ppo.value_coef * value
+        loss = weighted if loss is None else loss + weighted
+    if loss is not None:
+        sums.loss += float(loss.detach())
+        torch.autograd.backward(loss)
+
+
+def update_critic(
+    critic: SeparateCritic, optimizer: Optimizer, batch: Batch, plan: Minibatches, cfg: Config
+) -> Iterable[Update]:
+    """The critic's share of a step: the same minibatches, its own optimizer.
+
+    Args:
+        critic, optimizer: what to train.
+        batch: with old values and returns.
+        plan: rows of each minibatch of each epoch.
+        cfg: section ``ppo``.
+    """
+    device = next(critic.trunk.parameters()).device
+    for epoch, minibatches in enumerate(plan):
+        for rows in minibatches:
+            counts = Counts.of(batch, rows)
+            total = 0.0
+            for micro in cut(batch, rows, critic.plan, device):
+                value = value_term(critic.forward(micro), micro, batch, counts, cfg.ppo)
+                total += float(value.detach())
+                torch.autograd.backward(cfg.ppo.value_coef * value)
+            outcome = optimizer.step(total)
+            yield Update(
+                epoch,
+                counts.tokens,
+                grad_norm=outcome.grad_norm,
+                lr=outcome.lr,
+                skipped=outcome.skipped,
+                value_loss=total,
+            )
+
+
+def cut(batch: Batch, rows: list[int], plan: BatchPlan, device: torch.device) -> Iterable[MicroBatch]:
+    """Micro-batches of a minibatch."""
+    return micro_batches(batch.rollout, rows, tokens=plan.tokens, packed=plan.packed(device), device=device)
