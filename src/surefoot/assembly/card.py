@@ -1,0 +1,61 @@
+"""The model card that goes with an aligned model."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import surefoot
+from surefoot.config import Config
+from surefoot.training.durable import read_records
+from surefoot.training.run_folder import RunFolder
+
+
+def model_card(config: Config, folder: RunFolder) -> str:
+    """README.md of ``model/``: what it is, from what it was made, how it scored, and what was not checked."""
+    evaluations = read_records(folder.path / "evaluations.jsonl")
+    steps = folder.read_metrics()
+    front = {"base_model": config.model.policy, "library_name": "transformers", "tags": ["ppo", "rlhf", "surefoot"]}
+    lines = ["---", *(f"{key}: {json.dumps(value)}" for key, value in front.items()), "---", ""]
+    lines += [
+        f"# {config.run.name or 'run'}",
+        "",
+        f"Aligned with PPO by Surefoot {surefoot.__version__}. Config, inputs with their digests and the metrics of",
+        "each step are in the run folder that this model came from.",
+        "",
+        "| | |",
+        "|---|---|",
+        f"| starting policy | `{config.model.policy}` |",
+        f"| trained | {'LoRA adapters (merged here; apart in `adapter/`)' if config.model.lora else 'all weights'} |",
+        f"| reward | {', '.join(f'{t.name} (weight {t.weight:g})' for t in config.reward.terms)} |",
+        f"| steps | {steps[-1]['step'] if steps else 0} |",
+        f"| KL to the start | {_number(steps, 'kl/reference_k1')} nats per response |",
+        f"| sampling | temperature {config.rollout.temperature:g}, at most {config.rollout.max_new_tokens} tokens |",
+        "",
+    ]
+    if evaluations:
+        lines += [
+            "Held-out prompts, mean score with a 95 % interval:",
+            "",
+            "| after step | score | interval | prompts |",
+        ]
+        lines += ["|---|---|---|---|", *(_row(record) for record in evaluations), ""]
+    lines += [
+        "The score is the training reward: it says how well the reward was learned, not how good the answers are.",
+        "Evaluate on an independent set before use.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _row(record: dict[str, Any]) -> str:
+    mean, low, high = (record[f"evaluate/score_{name}"] for name in ("mean", "low", "high"))
+    if mean is None:
+        return f"| {record['step']} | none valid | | {record['evaluate/prompts']} |"
+    interval = "" if low is None else f"{low:.4f} to {high:.4f}"
+    return f"| {record['step']} | {mean:.4f} | {interval} | {record['evaluate/prompts']} |"
+
+
+def _number(steps: list[dict[str, Any]], key: str) -> str:
+    value = steps[-1].get(key) if steps else None
+    return "unknown" if value is None else f"{value:.3f}"

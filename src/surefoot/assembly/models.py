@@ -1,0 +1,146 @@
+"""Policy, critic, reference and their optimizers from a config."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from surefoot import algo
+from surefoot.config import Config
+from surefoot.errors import ConfigError
+from surefoot.models.critic import SeparateCritic, SharedCritic, load_critic, shared_critic
+from surefoot.models.load import load_causal_lm
+from surefoot.models.lora import is_adapter
+from surefoot.models.policy import CausalPolicy, FrozenReference, Lora, StartingReference, load_policy
+from surefoot.models.scoring import BatchPlan
+from surefoot.models.tokenizer import TextCodec, VocabularyPlan
+from surefoot.parallel.rng import derive_seed
+from surefoot.training.optimizer import Optimizer
+from surefoot.training.update import Learner
+
+
+def choose_device(name: str) -> torch.device:
+    """The device that ``run.device`` means here.
+
+    Raises:
+        ConfigError: a GPU was asked for and there is none.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError("run.device asks for a GPU and torch sees none", got=name, hint="run.device: auto or cpu")
+    return torch.device(name)
+
+
+def batch_plan(cfg: Config) -> BatchPlan:
+    """How forward passes are cut."""
+    return BatchPlan(cfg.batch.tokens, cfg.batch.packing)
+
+
+def _lora(cfg: Config) -> Lora | None:
+    lora = cfg.model.lora
+    return None if lora is None else Lora(lora.rank, lora.alpha, lora.targets)
+
+
+def build_policy(cfg: Config, vocabulary: VocabularyPlan, device: torch.device) -> CausalPolicy:
+    """The policy, at the config's temperature."""
+    assert cfg.model.policy is not None
+    return load_policy(
+        cfg.model.policy,
+        temperature=cfg.rollout.temperature,
+        dtype=cfg.model.dtype,
+        device=str(device),
+        lora=_lora(cfg),
+        plan=batch_plan(cfg),
+        seed=derive_seed(cfg.run.seed, "init", index=0),
+        trust_remote_code=cfg.model.trust_remote_code,
+        gradient_checkpointing=cfg.model.gradient_checkpointing,
+        **vocabulary_options(vocabulary),
+    )
+
+
+def vocabulary_options(vocabulary: VocabularyPlan) -> dict[str, Any]:
+    """What a model must know of the tokenizer's vocabulary."""
+    return {"rows_needed": vocabulary.rows_needed, "banned": vocabulary.banned_ids}
+
+
+def build_reference(
+    cfg: Config, policy: CausalPolicy, vocabulary: VocabularyPlan, device: torch.device
+) -> FrozenReference | StartingReference:
+    """The frozen policy: the policy's own weights with its adapters undone where that is the start, else a copy."""
+    if cfg.model.reference is None and policy.lm.adapters is not None:
+        return StartingReference(policy)
+    source = cfg.model.reference or cfg.model.policy
+    assert source is not None
+    common: dict[str, Any] = {
+        "temperature": cfg.rollout.temperature,
+        "dtype": cfg.model.dtype,
+        "device": str(device),
+        "trust_remote_code": cfg.model.trust_remote_code,
+        **vocabulary_options(vocabulary),
+    }
+    if is_adapter(source):
+        return FrozenReference(load_policy(source, **common).lm, batch_plan(cfg))
+    return FrozenReference(load_causal_lm(source, **common), batch_plan(cfg))
+
+
+def build_critic(cfg: Config, policy: CausalPolicy, device: torch.device) -> SeparateCritic | SharedCritic:
+    """The critic: a head on the policy's trunk, or a model of its own from policy, reward model or folder."""
+    if cfg.critic.kind == "shared":
+        return shared_critic(policy)
+    return load_critic(
+        critic_source(cfg),
+        dtype=cfg.model.dtype,
+        device=str(device),
+        lora=_lora(cfg),
+        plan=batch_plan(cfg),
+        seed=derive_seed(cfg.run.seed, "init", index=1),
+        trust_remote_code=cfg.model.trust_remote_code,
+        gradient_checkpointing=cfg.model.gradient_checkpointing,
+    )
+
+
+def critic_source(cfg: Config) -> str:
+    """The folder or hub id that a separate critic starts from."""
+    init = cfg.critic.init
+    if init == "policy":
+        assert cfg.model.policy is not None
+        return cfg.model.policy
+    for term in cfg.reward.terms:
+        if term.name == init:
+            if term.kind != "model":
+                raise ConfigError(
+                    "critic.init names a reward term that is not a model", got=init, allowed="kind: model"
+                )
+            return term.target
+    return init
+
+
+def build_learner(cfg: Config, policy: CausalPolicy, critic: SeparateCritic | SharedCritic) -> Learner:
+    """Models with their optimizers; the policy's also trains a shared critic's head, at the critic's rate."""
+    options: dict[str, Any] = {
+        "total_steps": cfg.optimizer_steps,
+        "max_skipped": cfg.guard.max_skipped,
+    }
+    groups = [(cfg.optim.policy_lr, policy.trainable())]
+    if isinstance(critic, SharedCritic):
+        groups.append((cfg.optim.critic_lr, critic.trainable()))
+        return Learner(policy, critic, Optimizer(groups, cfg.optim, **options), None)
+    own = Optimizer([(cfg.optim.critic_lr, critic.trainable())], cfg.optim, **options)
+    return Learner(policy, critic, Optimizer(groups, cfg.optim, **options), own)
+
+
+def build_controllers(cfg: Config) -> tuple[algo.AdaptiveKL | algo.FixedKL, algo.AdaptivePenalty]:
+    """Controllers of the KL to the reference, and of the KL between old and new policy."""
+    kl = cfg.ppo.kl
+    penalty = algo.AdaptivePenalty(cfg.ppo.surrogate_kl.coef, cfg.ppo.surrogate_kl.target)
+    if kl.controller == "fixed":
+        return algo.FixedKL(kl.coef), penalty
+    assert kl.target is not None and kl.horizon is not None
+    return algo.AdaptiveKL(kl.coef, kl.target, kl.horizon), penalty
+
+
+def check_vocabulary(codec: TextCodec, rows: int) -> VocabularyPlan:
+    """What the tokenizer asks of a model with this many embedding rows."""
+    return codec.check_vocabulary(rows)
