@@ -159,6 +159,11 @@ def test_bidirectional_models_are_refused(tmp_path: Path) -> None:
     error(write(BertLMHeadModel, config, tmp_path / "m"))
 
 
+def test_attention_that_looks_ahead_is_refused(tmp_path: Path) -> None:
+    path = altered("llama", tmp_path / "m", config={"is_causal": False})
+    assert "attention differs from the library's own" in error(path)
+
+
 def test_models_with_a_memory_besides_attention_are_refused(tmp_path: Path) -> None:
     """Convolutions run on from one packed row into the next, and decoding would start without their state."""
     config = Lfm2Config(**TINY, full_attn_idxs=[1], block_auto_adjust_ff_dim=False)

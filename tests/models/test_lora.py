@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from surefoot.errors import ModelError
 from surefoot.models.critic import load_critic
-from surefoot.models.lora import merged_tensors, save_adapter
+from surefoot.models.lora import merged_tensors, save_adapter, starting_policy
 from surefoot.models.policy import Lora, StartingReference, load_policy
 from surefoot.models.scoring import BatchPlan
 from surefoot.records import Rollout, Trajectory
@@ -97,6 +97,13 @@ def test_the_starting_adapter_never_becomes_trainable(adapter: Path) -> None:
     StartingReference(policy).logp(ROLLOUT)
     assert set(policy.trainable()) == names
     assert all(p.requires_grad for p in policy.trainable().values())
+
+
+def test_nothing_is_trainable_while_the_start_is_read(adapter: Path) -> None:
+    policy = load_policy(adapter)
+    with starting_policy(policy.lm.adapters):
+        assert not policy.trainable()
+    assert policy.trainable()
 
 
 def test_a_failing_reading_leaves_the_policy_active(adapter: Path) -> None:

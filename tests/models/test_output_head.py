@@ -29,7 +29,7 @@ SETTINGS = {
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four rows at a time, so that nine rows are three chunks, the last one short."""
-    monkeypatch.setattr(output_head, "CHUNK_BYTES", 4 * 8 * VOCABULARY)
+    monkeypatch.setattr(output_head, "CPU_CHUNK_BYTES", 4 * 8 * VOCABULARY)
 
 
 def made(*, bias: bool, dtype: torch.dtype = torch.float64) -> tuple[nn.Linear, Tensor, Tensor]:
@@ -183,7 +183,7 @@ class LargestOutput(TorchDispatchMode):
 def test_full_logits_never_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     """MEM-02: neither in the forward nor in the backward pass, where chunks might be put together again."""
     vocabulary, rows, per_chunk = 1000, 200, 8
-    monkeypatch.setattr(output_head, "CHUNK_BYTES", 4 * vocabulary * per_chunk)
+    monkeypatch.setattr(output_head, "CPU_CHUNK_BYTES", 4 * vocabulary * per_chunk)
     layer = nn.Linear(HIDDEN, vocabulary, bias=True)
     hidden = torch.randn(rows, HIDDEN, requires_grad=True)
     tokens = torch.arange(rows)

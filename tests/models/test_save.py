@@ -95,6 +95,15 @@ def test_generation_settings_are_kept_even_where_the_library_would_not_save_them
     assert {k: saved.get(k, False) for k in settings} == settings
 
 
+def test_generation_settings_changed_in_memory_do_not_stop_the_saving(tmp_path: Path) -> None:
+    policy = load_policy(folder("llama"))
+    settings: Any = policy.lm.model.generation_config
+    settings.temperature, settings.do_sample = 0.5, False
+    path = write(policy, tmp_path / "model")
+    assert json.loads((path / "generation_config.json").read_text())["temperature"] == 0.5
+    assert policy.lm.model.generation_config is settings
+
+
 def test_the_adapter_alone_gives_the_policy_too(tmp_path: Path) -> None:
     policy = load_policy(folder("llama"), lora=Lora(4))
     train(policy)

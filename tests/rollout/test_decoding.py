@@ -51,6 +51,22 @@ def test_tokens_are_those_of_row_by_row_decoding(name: str, temperature: float) 
             assert row.stop_reason is (StopReason.EOS if ended else StopReason.LENGTH)
 
 
+@pytest.mark.parametrize("budget", [1, 8, 21])
+def test_prompts_are_read_within_a_budget_and_nothing_changes(budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, uniform, sizes = lm("llama"), draws(len(SEQUENCES)), []
+    expected = tokens_of(decode(model, SEQUENCES, uniform, Sampling(NEW)))
+    monkeypatch.setattr(decoding, "PREFILL_TOKENS", budget)
+
+    def note(module: Any, args: Any) -> None:
+        if args[0].shape[1] > 1 or args[0].shape[0] == 1:
+            sizes.append(args[0].numel())
+
+    hook = model.model.get_input_embeddings().register_forward_pre_hook(note)
+    assert tokens_of(decode(model, SEQUENCES, uniform, Sampling(NEW))) == expected
+    hook.remove()
+    assert max(sizes) <= max(budget, 10) and len(sizes) > 1
+
+
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.75, 1.0])
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
 def test_when_ended_rows_leave_the_batch_changes_nothing(
@@ -95,7 +111,7 @@ def test_one_row_and_one_token() -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2"])
-def test_rows_end_where_the_context_does(name: str) -> None:
+def test_rows_end_where_the_context_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of different lengths, each up to its own end; one that is full already gets nothing."""
     model = lm(name)
     context = model.context
@@ -103,7 +119,9 @@ def test_rows_end_where_the_context_does(name: str) -> None:
     lengths = [context, context - 1, context - 4, 1, context - 2]
     sequences = [[3 + i] * n for i, n in enumerate(lengths)]
     uniform = draws(5, context)
-    for max_rows in (None, 2):
+    for max_rows, share in ((None, 0.75), (2, 0.75), (None, 0.0)):
+        # Rows that have ended and are not dropped must not write beyond the context.
+        monkeypatch.setattr(decoding, "COMPACT_BELOW", share)
         found = decode(model, sequences, uniform, Sampling(context, max_rows=max_rows))
         assert [len(c.tokens) for c in found] == [context - n for n in lengths]
         assert all(c.stop_reason is StopReason.LENGTH for c in found)

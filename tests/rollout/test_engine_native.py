@@ -19,8 +19,7 @@ from surefoot.models.policy import CausalPolicy, Lora, load_policy
 from surefoot.models.scoring import BatchPlan
 from surefoot.protocols import Turn
 from surefoot.records import Prompt, Rollout, StopReason
-from surefoot.rollout import NativeEngine, Sampling
-from surefoot.rollout.engine_native import MAX_TURNS
+from surefoot.rollout import NativeEngine, Sampling, engine_native
 from tests.models.oracle_models import NAMES, altered, folder, oracle, reading
 from tests.rollout.made_engines import PROMPTS, Alphabet, Script
 
@@ -311,20 +310,24 @@ def test_the_policys_own_end_stands_unless_the_environment_gives_a_reason() -> N
     assert play([Turn(stop_reason=StopReason.ENVIRONMENT)], stop_ids=every).stop_reasons == (StopReason.ENVIRONMENT,)
 
 
-def test_an_episode_whose_turns_run_out_is_cut_off() -> None:
-    rollout = play(
-        [Turn((5,), False)] * MAX_TURNS, limit=1, name="qwen2", prompt=Prompt("p", (9,)), stop_ids=frozenset(range(128))
-    )
+def test_an_episode_whose_turns_run_out_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the policy's last token was."""
+    monkeypatch.setattr(engine_native, "MAX_TURNS", 3)
+    rollout = play([Turn((5,), False)] * 3, limit=1, stop_ids=frozenset(range(128)))
+    assert rollout.mask.sum() == 3
     assert rollout.stop_reasons == (StopReason.LENGTH,)
-    assert rollout.mask.sum() <= MAX_TURNS
 
 
-def test_given_tokens_that_fill_the_context_cut_the_episode_off() -> None:
-    for count in (42, 43, 44, 60):
-        rollout = play([Turn((5,) * count, False), Turn()], prompt=Prompt("p", (9,)), limit=4, name="gpt2")
-        left = max(0, 48 - 5 - count)
-        assert rollout.mask.sum() == 4 + min(left, 4)
-        assert rollout.stop_reasons == (StopReason.LENGTH,)
+@pytest.mark.parametrize("count", [42, 43, 44, 60])
+def test_given_tokens_that_fill_the_context_cut_the_episode_off(count: int) -> None:
+    """The environment is not asked about a response that there was no room for."""
+    script = Script([Turn((5,) * count, False), Turn(stop_reason=StopReason.ENVIRONMENT)])
+    engine = NativeEngine(plain("gpt2"), Sampling(4))
+    rollout = engine.rollout([Prompt("p", (9,))], script, seed=SEED)
+    left = max(0, 48 - 5 - count)
+    assert rollout.mask.sum() == 4 + left
+    assert len(script.asked) == 1 + (left > 0)
+    assert rollout.stop_reasons == (StopReason.ENVIRONMENT if left else StopReason.LENGTH,)
 
 
 def test_an_environment_that_breaks_its_contract_is_named() -> None:

@@ -114,7 +114,8 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
     check_mask(mask, values=values, returns=returns)
     values, returns = widen(values, returns)
     total = moments(returns, mask)
-    if total.num_values < 2 or total.variance == 0:
+    # With fewer than two values the variance is 0 as well.
+    if total.variance == 0:
         return returns.new_tensor(math.nan)
     return returns.new_tensor(1.0 - moments(returns - values, mask).variance / total.variance)
 

@@ -43,12 +43,13 @@ class KVCache:
         self._keys: dict[int, Tensor] = {}
         self._values: dict[int, Tensor] = {}
 
-    def fill(self, layer: int, keys: Tensor, values: Tensor) -> None:
+    def fill(self, layer: int, keys: Tensor, values: Tensor, layout: Prefill) -> None:
         """Store a prefill's ``[R, H, C, D]`` keys and values from position 0 on."""
         for store, new in ((self._keys, keys), (self._values, values)):
             rows, heads, length, width = new.shape
-            store[layer] = new.new_zeros(rows, heads, self.capacity, width)
-            store[layer][:, :, :length] = new
+            if layer not in store:
+                store[layer] = new.new_zeros(layout.total or rows, heads, self.capacity, width)
+            store[layer][layout.start : layout.start + rows, :, :length] = new
 
     def append(
         self, layer: int, keys: Tensor, values: Tensor, positions: Tensor, longest: int
@@ -68,9 +69,17 @@ class KVCache:
 
 @dataclass(frozen=True)
 class Prefill:
-    """``[R, C]`` rows side by side whose keys and values go into the cache."""
+    """``[R, C]`` rows side by side whose keys and values go into the cache.
+
+    Attributes:
+        cache: new, or filled with other rows so far.
+        start: the place of the first of them among the cache's rows.
+        total: rows that the cache will have; None: these.
+    """
 
     cache: KVCache
+    start: int = 0
+    total: int | None = None
 
 
 @dataclass(frozen=True)
@@ -126,7 +135,7 @@ def attention(
         out = _attend(query, keys, values, scale, softcap, window, decode=layout)
     else:
         if isinstance(layout, Prefill):
-            layout.cache.fill(module.layer_idx, key, value)
+            layout.cache.fill(module.layer_idx, key, value, layout)
         out = _attend(query, key, value, scale, softcap, window)
     return out.transpose(1, 2).contiguous(), None
 

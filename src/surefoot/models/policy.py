@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -202,13 +201,4 @@ def enable_checkpointing(model: Any) -> None:
     if not layers:
         raise ModelError("this architecture has no layers to checkpoint", got=type(model).__name__)
     for layer in layers:
-        layer.forward = _recomputed(layer.forward)
-
-
-def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
-    def run(*args: Any, **options: Any) -> Any:
-        if not torch.is_grad_enabled():
-            return forward(*args, **options)
-        return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **options)
-
-    return run
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)

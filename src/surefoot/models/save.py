@@ -179,7 +179,8 @@ def _probe_batch(model: Any) -> MicroBatch:
 @torch.no_grad()
 def _compare_policy(policy: CausalPolicy, folder: Path) -> None:
     lm = policy.lm
-    again = load_causal_lm(str(folder), dtype=_dtype_name(lm.model), device=lm.device)
+    remote = lm.model.is_remote_code()
+    again = load_causal_lm(str(folder), dtype=_dtype_name(lm.model), device=lm.device, trust_remote_code=remote)
     batch = _probe_batch(lm.model)
     plain = HeadSettings(1.0, lm.head.settings.scale, lm.head.settings.softcap)
     live = OutputHead(lm.head.layer, plain).logits(lm.hidden(batch))
@@ -189,7 +190,8 @@ def _compare_policy(policy: CausalPolicy, folder: Path) -> None:
 @torch.no_grad()
 def _compare_critic(critic: SeparateCritic | SharedCritic, folder: Path) -> None:
     model: Any = critic.policy.lm.model if isinstance(critic, SharedCritic) else critic.trunk
-    again = load_critic(folder, dtype=_dtype_name(model), device=str(next(model.parameters()).device))
+    device, remote = str(next(model.parameters()).device), model.is_remote_code()
+    again = load_critic(folder, dtype=_dtype_name(model), device=device, trust_remote_code=remote)
     batch = _probe_batch(model)
     if isinstance(critic, SharedCritic):
         live = critic.head(critic.policy.lm.hidden(batch).index_select(0, batch.states))

@@ -24,6 +24,8 @@ from surefoot.rollout.sampling import sample_tokens
 
 # Rows are dropped from the batch once this share of it has finished.
 COMPACT_BELOW = 0.75
+# Prompts are read in groups of at most this many tokens, padding included.
+PREFILL_TOKENS = 8192
 
 
 @dataclass(frozen=True)
@@ -158,25 +160,35 @@ def _prefill(
     """Read the sequences, each distinct one once; gives the state after the last token of each row."""
     distinct: dict[tuple[int, ...], int] = {}
     which = [distinct.setdefault(tuple(sequences[row]), len(distinct)) for row in rows]
-    lengths = np.array([len(ids) for ids in distinct])
-    width = int(lengths.max())
-    ids = np.zeros((len(distinct), width), dtype=np.int64)
-    for i, sequence in enumerate(distinct):
-        ids[i, : len(sequence)] = sequence
+    prompts = list(distinct)
     # The last token drawn is never read.
-    cache = KVCache(max(width, *(len(sequences[row]) + more - 1 for row, more in zip(rows, room, strict=True))))
-    positions = torch.arange(width, device=lm.device).expand(len(distinct), width)
-    hidden = lm.trunk(
-        input_ids=torch.from_numpy(ids).to(lm.device),
-        position_ids=positions,
-        use_cache=False,
-        attention_layout=Prefill(cache),
-    ).last_hidden_state
-    last = torch.from_numpy(lengths - 1).to(lm.device)
-    states = hidden[torch.arange(len(distinct), device=lm.device), last]
+    lengths = [len(sequences[row]) + more - 1 for row, more in zip(rows, room, strict=True)]
+    cache = KVCache(max(len(prompts[-1]), *lengths))
+    states, at = [], 0
+    while at < len(prompts):
+        # Shortest first, so the last of a group is its width.
+        end = at + 1
+        while end < len(prompts) and (end + 1 - at) * len(prompts[end]) <= PREFILL_TOKENS:
+            end += 1
+        states.append(_read(lm, prompts[at:end], Prefill(cache, at, len(prompts))))
+        at = end
     index = torch.tensor(which, device=lm.device)
     cache.select(index)
-    return _Batch(list(rows), list(room), (last + 1)[index], cache), states[index]
+    known = torch.tensor([len(sequences[row]) for row in rows], device=lm.device)
+    return _Batch(list(rows), list(room), known, cache), torch.cat(states)[index]
+
+
+def _read(lm: CausalLM, prompts: Sequence[tuple[int, ...]], layout: Prefill) -> Tensor:
+    """States after the last token of each prompt; keys and values go into the layout's cache."""
+    ids = torch.zeros(len(prompts), max(map(len, prompts)), dtype=torch.long)
+    for row, prompt in zip(ids, prompts, strict=True):
+        row[: len(prompt)] = torch.tensor(prompt)
+    positions = torch.arange(ids.shape[1], device=lm.device).expand(ids.shape)
+    hidden: Tensor = lm.trunk(
+        input_ids=ids.to(lm.device), position_ids=positions, use_cache=False, attention_layout=layout
+    ).last_hidden_state
+    last = torch.tensor([len(prompt) - 1 for prompt in prompts], device=lm.device)
+    return hidden[torch.arange(len(prompts), device=lm.device), last]
 
 
 def _advance(lm: CausalLM, batch: _Batch, tokens: Tensor) -> Tensor:

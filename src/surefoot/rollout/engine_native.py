@@ -57,8 +57,6 @@ class NativeEngine:
         purpose: of the random draws (``rollout`` or ``evaluate``).
     """
 
-    is_trainer_code = True
-
     def __init__(
         self,
         policy: CausalPolicy,
@@ -71,6 +69,9 @@ class NativeEngine:
         self.policy, self.sampling, self.text = policy, sampling, text
         self.samples_per_prompt, self.purpose = samples_per_prompt, purpose
         self.version = 0
+        # In half precision reading one token at a time and many at once differ by tenths of a nat (measured: 0.23 in
+        # bfloat16), so such a sampler is corrected for like a foreign one.
+        self.is_trainer_code = policy.lm.model.dtype.itemsize >= 4
         if samples_per_prompt < 1:
             raise ConfigError("samples_per_prompt must be at least 1", got=samples_per_prompt)
         if sampling.stop_strings and text is None:
