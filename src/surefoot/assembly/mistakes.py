@@ -92,7 +92,7 @@ def _reward_model_data(config: Config, verdicts: Verdicts) -> None:
             name,
             f"nothing says what the reward model of {', '.join(t.name for t in silent)} was trained on{alone}",
             f"keep its lineage or model card beside it ({', '.join(RECORDS[:2])}), with its accuracy on held-out pairs;"
-            " read its highest and lowest scores below before trusting it",
+            " read what it scores highest and lowest (reward/highest, reward/lowest) before trusting it",
             terms=[t.name for t in silent],
         )
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,9 +13,9 @@ from surefoot.errors import ConfigError
 from surefoot.models.critic import SeparateCritic, SharedCritic, load_critic, shared_critic
 from surefoot.models.load import load_causal_lm
 from surefoot.models.lora import is_adapter
-from surefoot.models.policy import CausalPolicy, FrozenReference, Lora, StartingReference, load_policy
+from surefoot.models.policy import CausalPolicy, FrozenReference, Lora, StartingReference, has_tokenizer, load_policy
 from surefoot.models.scoring import BatchPlan
-from surefoot.models.tokenizer import TextCodec, VocabularyPlan
+from surefoot.models.tokenizer import TextCodec, VocabularyPlan, load_codec
 from surefoot.parallel.rng import derive_seed
 from surefoot.training.optimizer import Optimizer
 from surefoot.training.update import Learner
@@ -117,6 +118,26 @@ def critic_source(cfg: Config) -> str:
     return init
 
 
+def check_critic_vocabulary(cfg: Config, codec: TextCodec) -> None:
+    """Refuse a critic that reads the policy's token ids with another vocabulary.
+
+    Raises:
+        ConfigError: the critic starts from a model whose tokenizer has other ids.
+    """
+    if cfg.critic.kind != "separate" or cfg.critic.init == "policy":
+        return
+    source = critic_source(cfg)
+    if not Path(source).is_dir() or not has_tokenizer(source):
+        return
+    own = load_codec(source, trust_remote_code=cfg.model.trust_remote_code)
+    if own.vocabulary_fingerprint() != codec.vocabulary_fingerprint():
+        raise ConfigError(
+            "the critic would read the policy's token ids with another vocabulary",
+            got=f"critic.init: {cfg.critic.init} ({source})",
+            hint="start the critic from the policy, or from a model with the policy's tokenizer",
+        )
+
+
 def build_learner(cfg: Config, policy: CausalPolicy, critic: SeparateCritic | SharedCritic) -> Learner:
     """Models with their optimizers; the policy's also trains a shared critic's head, at the critic's rate."""
     options: dict[str, Any] = {
@@ -139,8 +160,3 @@ def build_controllers(cfg: Config) -> tuple[algo.AdaptiveKL | algo.FixedKL, algo
         return algo.FixedKL(kl.coef), penalty
     assert kl.target is not None and kl.horizon is not None
     return algo.AdaptiveKL(kl.coef, kl.target, kl.horizon), penalty
-
-
-def check_vocabulary(codec: TextCodec, rows: int) -> VocabularyPlan:
-    """What the tokenizer asks of a model with this many embedding rows."""
-    return codec.check_vocabulary(rows)

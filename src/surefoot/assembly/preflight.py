@@ -47,6 +47,9 @@ GROUPS: Final = (
 )
 """The groups of checks, in the order they are shown in."""
 GB: Final = 1e9
+HELPS: Final = (
+    "try model.lora, critic.kind: shared, model.gradient_checkpointing, smaller batch.tokens or rollout.max_rows"
+)
 
 
 def preflight(config: Config) -> list[Finding]:
@@ -133,7 +136,13 @@ def _check_model(config: Config, codec: TextCodec, reward: CompositeReward | Non
     if not _fits(config, model_config, text, verdicts):
         return
     inputs = Inputs(codec, model_config, text.prompts, text.held_out, reward or _absent_reward())
-    _check_samples(config, inputs, reward, verdicts)
+    try:
+        _check_samples(config, inputs, reward, verdicts)
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        verdicts.problem(
+            "machine/room", f"the memory ran out on a few short responses: {reason}", f"it does not fit; {HELPS}"
+        )
 
 
 def _model_config(config: Config) -> Any:
@@ -171,11 +180,10 @@ def _fits(config: Config, model_config: Any, text: Text, verdicts: Verdicts) -> 
         + f"); {free / GB:.3g} of {total / GB:.3g} GB are free"
     )
     evidence = {**parts, "total": estimate.total, "free": free, "machine": total}
-    advice = "model.lora, critic.kind: shared, a smaller batch.tokens or rollout.max_rows, model.gradient_checkpointing"
     if estimate.total > total:
-        verdicts.problem("machine/memory", what, f"it does not fit; what helps: {advice}", **evidence)
+        verdicts.problem("machine/memory", what, f"it does not fit; {HELPS}", **evidence)
     elif estimate.total > free:
-        verdicts.warn("machine/memory", what, f"end what else runs here; what helps: {advice}", **evidence)
+        verdicts.warn("machine/memory", what, f"end what else runs here; {HELPS}", **evidence)
     else:
         verdicts.ok("machine/memory", what, **evidence)
     _check_disk(config, estimate, verdicts)

@@ -16,7 +16,7 @@ from surefoot.config import Config
 from surefoot.models.critic import SeparateCritic, SharedCritic
 from surefoot.models.policy import CausalPolicy
 from surefoot.models.scoring import BatchPlan
-from surefoot.records import FloatArray, Rollout, Score
+from surefoot.records import FloatArray, Rollout, Score, StopReason, Trajectory
 from surefoot.training.estimate import Batch, Reading, clear_failed, estimate
 from surefoot.training.losses import Coefficients, Counts, PolicyOutput, gather, policy_terms
 from surefoot.training.step import Parts, read
@@ -153,7 +153,8 @@ def _check_reference(config: Config, start: Start, tolerance: float, verdicts: V
 def _check_layouts(parts: Parts, start: Start, tolerance: float, verdicts: Verdicts) -> None:
     """A row alone, padded with others, and packed with others."""
     plans = {"alone": BatchPlan(1, "on"), "padded": BatchPlan(2**20, "off"), "packed": BatchPlan(2**20, "on")}
-    read_as = {how: _read_under(parts, plan, start.rollout) for how, plan in plans.items()}
+    rollout = uneven(start.rollout)
+    read_as = {how: _read_under(parts, plan, rollout) for how, plan in plans.items()}
     alone = read_as["alone"][1]
     gap, value_gap = (
         max(largest_gap(read_as["alone"][i], read_as[how][i]) for how in ("padded", "packed")) for i in (0, 1)
@@ -173,6 +174,16 @@ def _check_layouts(parts: Parts, start: Start, tolerance: float, verdicts: Verdi
             "the model's attention does not keep rows apart: it cannot be trained with this version",
             **evidence,
         )
+
+
+def uneven(rollout: Rollout) -> Rollout:
+    """The same trajectories, each cut a little shorter than the one before: rows of one length need no padding."""
+    cut_rows = []
+    for number, trajectory in enumerate(rollout.trajectories):
+        first = next((i for i, action in enumerate(trajectory.mask) if action), len(trajectory.mask) - 1)
+        end = max(first + 1, len(trajectory.tokens) - number)
+        cut_rows.append(Trajectory(trajectory.tokens[:end], trajectory.mask[:end], StopReason.LENGTH))
+    return Rollout.of(cut_rows)
 
 
 def _read_under(parts: Parts, plan: BatchPlan, rollout: Rollout) -> tuple[FloatArray, FloatArray]:

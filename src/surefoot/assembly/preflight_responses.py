@@ -20,7 +20,7 @@ from surefoot.records import Prompt, Rollout, StopReason
 from surefoot.rollout import NativeEngine, Sampling
 
 PROMPTS: Final = 8
-SAMPLES_EACH: Final = 2
+RESPONSES: Final = 16
 NEW_TOKENS: Final = 64
 """Responses are sampled this far: a check has seconds."""
 RARELY: Final = 0.1
@@ -31,7 +31,7 @@ class Samples:
     """Responses of the starting policy.
 
     Attributes:
-        rollout: of a few of the run's prompts, two each.
+        rollout: of a few of the run's prompts, several each.
         seconds: that sampling took.
         whole: whether responses could be as long as in training.
     """
@@ -50,7 +50,8 @@ def sample(config: Config, policy: CausalPolicy, codec: TextCodec, prompts: Sequ
         stop_strings=tuple(config.rollout.stop),
         max_rows=config.rollout.max_rows,
     )
-    engine = NativeEngine(policy, sampling, codec, samples_per_prompt=SAMPLES_EACH, purpose="samples")
+    each = max(2, RESPONSES // len(prompts[:PROMPTS]))
+    engine = NativeEngine(policy, sampling, codec, samples_per_prompt=each, purpose="samples")
     start = time.perf_counter()
     rollout = engine.rollout(prompts[:PROMPTS], SingleTurn(), seed=(config.run.seed, 0))
     return Samples(rollout, time.perf_counter() - start, new_tokens == config.rollout.max_new_tokens)
@@ -63,7 +64,7 @@ def check_responses(
     rollout, name = samples.rollout, "responses/end"
     ended = sum(reason in (StopReason.EOS, StopReason.STOP) for reason in rollout.stop_reasons)
     tokens = [int(n) for n in rollout.mask.sum(axis=1)]
-    few = Rollout.of(rollout.trajectories[:PROMPTS:SAMPLES_EACH])
+    few = Rollout.of(rollout.trajectories[::2])
     likely = stop_probability(policy, few, codec.stop_ids)
     evidence = {"ended": ended, "responses": rollout.num_rows, "stop_probability": likely, "within": max(tokens)}
     limit = config.rollout.max_new_tokens

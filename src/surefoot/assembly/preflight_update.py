@@ -32,7 +32,7 @@ def check_update(config: Config, parts: Parts, start: Start, verdicts: Verdicts)
     one = config.model_copy(update={"ppo": config.ppo.model_copy(update={"epochs": 1, "minibatches": 1})})
     updates = optimise(parts.learner, nothing, one, start.coef, step=1)
     gap = largest_gap(start.reading.logp, parts.learner.policy.evaluate(start.rollout).logp)
-    if gap or updates.policy or updates.critic:
+    if gap or not all(update.skipped for update in (*updates.policy, *updates.critic)):
         verdicts.problem("update/nothing", "an update on no tokens changed the policy", "report this as a bug", gap=gap)
     else:
         verdicts.ok("update/nothing", "an update on no tokens leaves the policy as it is")
@@ -62,7 +62,14 @@ def _check_one(config: Config, parts: Parts, start: Start, done: Updates, verdic
     )
     what = f"one update: gradient norm {norm:.3g}, KL(old, new) {kl:.2g} per token, {clipped:.1%} of the ratios clipped"
     evidence = {"grad_norm": norm, "kl": kl, "clip_fraction": clipped}
-    if not np.isfinite(kl) or clipped > LARGE_CLIP or kl > LARGE_KL:
+    if not np.isfinite(kl):
+        verdicts.problem(
+            "update/one",
+            f"after one update the log-probabilities are not finite (gradient norm {norm:.3g})",
+            "lower optim.policy_lr; with float16 weights Adam divides by zero: use model.dtype: bfloat16 or float32",
+            grad_norm=norm,
+        )
+    elif clipped > LARGE_CLIP or kl > LARGE_KL:
         verdicts.warn(
             "update/one",
             what,
@@ -71,6 +78,14 @@ def _check_one(config: Config, parts: Parts, start: Start, done: Updates, verdic
         )
     elif norm == 0:
         verdicts.warn("update/one", what, "nothing moves the policy: look at the reward's values", **evidence)
+    elif torch.equal(new, start.batch.old_logp):
+        verdicts.warn(
+            "update/one",
+            what,
+            f"the update is lost in rounding: weights in {config.model.dtype} cannot hold a change as small as "
+            f"optim.policy_lr: {config.optim.policy_lr:g}; use model.lora, model.dtype: float32, or a higher rate",
+            **evidence,
+        )
     else:
         verdicts.ok("update/one", what, **evidence)
 

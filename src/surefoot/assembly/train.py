@@ -18,6 +18,7 @@ from surefoot.assembly.models import (
     build_learner,
     build_policy,
     build_reference,
+    check_critic_vocabulary,
     choose_device,
     critic_source,
 )
@@ -143,6 +144,7 @@ def read_inputs(config: Config) -> Inputs:
     trust = config.model.trust_remote_code
     model_config = load_model_config(base, trust_remote_code=trust)
     codec = load_codec(policy, chat_template=config.model.chat_template, trust_remote_code=trust)
+    check_critic_vocabulary(config, codec)
     context = context_length(model_config)
     prompts = read_prompts(config.data, config.data.prompts, codec, context, config.rollout.max_new_tokens)
     held_out = None

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from surefoot.errors import SurefootError
+from surefoot.errors import RunError, SurefootError
 
 EXITS = "Exit codes: 0 done; 2 something to put right, nothing was written"
 RUN_EXITS = f"{EXITS}; 3 trouble in the run, its last checkpoint is whole; 130, 143 ended by Ctrl-C or SIGTERM."
@@ -113,10 +113,14 @@ def main() -> None:
 
 def _paragraph(error: SurefootError) -> str:
     """What was wrong, got and allowed in one line; the hint in the next."""
-    body, hint = str(error), " ".join((error.hint or "").split())
-    if error.hint:
-        body = body.removesuffix(f"; hint: {error.hint}")
-    return f"error: {' '.join(body.split())}\n" + (f"hint: {hint}\n" if hint else "")
+    body, hint = str(error), error.hint
+    if hint:
+        body = body.removesuffix(f"; hint: {hint}")
+    elif isinstance(error, RunError):
+        hint = "the last checkpoint is whole: put that right, then run the same command with --resume"
+    else:
+        hint = "put that right and run the command again; `surefoot check CONFIG` finds what else there is"
+    return f"error: {' '.join(body.split())}\nhint: {' '.join(hint.split())}\n"
 
 
 if __name__ == "__main__":

@@ -12,11 +12,11 @@ from surefoot.config.tree import Config
 
 
 class _Rule(NamedTuple):
-    """Keys that do nothing while ``idle`` holds, and why."""
+    """Keys that do not what they seem to while ``idle`` holds, and what there is to say of them."""
 
     keys: tuple[str, ...]
     idle: Callable[[Config], bool]
-    because: str
+    what: str
 
 
 _EVALUATION: Final = tuple(
@@ -24,44 +24,56 @@ _EVALUATION: Final = tuple(
     for key in ("every", "max_prompts", "samples_per_prompt", "temperature", "top_k", "top_p", "max_new_tokens", "seed")
 )
 _RULES: Final = (
-    _Rule(_EVALUATION, lambda c: c.evaluate.prompts is None, "evaluate.prompts is not set"),
+    _Rule(_EVALUATION, lambda c: c.evaluate.prompts is None, "has no effect: evaluate.prompts is not set"),
     _Rule(
         ("evaluate.every",),
         lambda c: c.evaluate.prompts is not None and c.run.steps is not None and c.evaluate.every > c.run.steps,
-        "the run has fewer steps",
+        "has no effect: the run has fewer steps",
     ),
     _Rule(
         ("evaluate.top_k", "evaluate.top_p"),
         lambda c: c.evaluate.prompts is not None and c.evaluate.temperature == 0,
-        "evaluate.temperature: 0 is greedy",
+        "has no effect: evaluate.temperature: 0 is greedy",
     ),
-    _Rule(("ppo.missing_eos_penalty",), lambda c: c.ppo.cut_off != "penalise", "ppo.cut_off is not penalise"),
+    _Rule(
+        ("ppo.missing_eos_penalty",),
+        lambda c: c.ppo.cut_off != "penalise",
+        "has no effect: ppo.cut_off is not penalise",
+    ),
     _Rule(
         ("ppo.surrogate_kl.coef", "ppo.surrogate_kl.target"),
         lambda c: c.ppo.surrogate == "clip",
-        "ppo.surrogate is not kl",
+        "has no effect: ppo.surrogate is not kl",
     ),
     _Rule(
         ("ppo.clip_low", "ppo.clip_high", "ppo.dual_clip"),
         lambda c: c.ppo.surrogate == "kl",
-        "ppo.surrogate: kl clips nothing",
+        "has no effect: ppo.surrogate: kl clips nothing",
     ),
-    _Rule(("ppo.kl.target", "ppo.kl.horizon"), lambda c: c.ppo.kl.controller == "fixed", "ppo.kl.controller is fixed"),
+    _Rule(
+        ("ppo.kl.target", "ppo.kl.horizon"),
+        lambda c: c.ppo.kl.controller == "fixed",
+        "has no effect: ppo.kl.controller is fixed",
+    ),
     _Rule(
         ("ppo.kl.controller",),
         lambda c: c.ppo.kl.coef == 0,
-        "it multiplies ppo.kl.coef, which is 0 and stays 0",
+        "has no effect: it multiplies ppo.kl.coef, which is 0 and stays 0",
     ),
-    _Rule(("reward.max_failures",), lambda c: c.reward.on_failure == "stop", "reward.on_failure: stop allows none"),
+    _Rule(
+        ("reward.max_failures",),
+        lambda c: c.reward.on_failure == "stop",
+        "has no effect: reward.on_failure: stop allows none",
+    ),
     _Rule(
         ("checkpoint.every",),
         lambda c: c.run.steps is not None and c.checkpoint.every > c.run.steps,
-        "the run has fewer steps, and saves at its end anyway",
+        "has no effect: the run has fewer steps, and saves at its end anyway",
     ),
     _Rule(
         ("optim.warmup_steps",),
         lambda c: 0 < c.optimizer_steps < c.optim.warmup_steps,
-        "the run has fewer optimizer steps, so the learning rate never reaches its full value",
+        "is more than the run has optimizer steps: the learning rate never reaches its full value",
     ),
 )
 
@@ -76,7 +88,7 @@ def ineffective(config: Config) -> list[str]:
         for key in rule.keys:
             value = _value(config, key)
             if value != _value(defaults, key):
-                found.append(f"{key}: {value} has no effect: {rule.because}")
+                found.append(f"{key}: {value} {rule.what}")
     return found
 
 

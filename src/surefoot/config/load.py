@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from surefoot.config.faults import describe, known_keys
 from surefoot.config.tree import Config
+from surefoot.config.yaml_text import read_yaml, write_yaml
 from surefoot.errors import ConfigError
 
 __all__ = ["apply_override", "build_config", "dump_config", "known_keys", "load_config", "resolve_paths"]
@@ -44,7 +45,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 
 def _read_yaml(file: Path) -> dict[str, Any]:
     try:
-        tree = yaml.load(file.read_text(encoding="utf-8"), Loader=_StrictLoader)
+        tree = read_yaml(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError("the config file does not exist", got=str(file), hint="check the path") from None
     except IsADirectoryError:
@@ -64,26 +65,13 @@ def _read_yaml(file: Path) -> dict[str, Any]:
     return tree
 
 
-class _StrictLoader(yaml.SafeLoader):
-    """YAML in which a key that stands twice is a fault: of the two values one would be lost without a word."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
-                if key.value in seen:
-                    raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} stands twice", key.start_mark)
-                seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
 def apply_override(tree: dict[str, Any], override: str) -> None:
     """Set one ``a.b=c`` in a nested dict."""
     key, equals, text = override.partition("=")
     if not equals or not key.strip():
         raise ConfigError("an override must look like section.key=value", got=override, hint="ppo.kl.coef=0.02")
     try:
-        value = yaml.safe_load(text) if text.strip() else None
+        value = read_yaml(text) if text.strip() else None
     except yaml.YAMLError as error:
         raise ConfigError(
             "an override's value is not valid YAML", got=override, hint="put it in quotes, as run.name='\"a: b\"'"
@@ -185,4 +173,4 @@ def _template(value: str | None, found: Callable[[str | None], str | None]) -> s
 
 def dump_config(config: Config) -> str:
     """The complete config as YAML, every key written out."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    return write_yaml(config.model_dump(mode="json"))
