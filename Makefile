@@ -4,7 +4,7 @@
 #   ARGS     handed on to pytest by `make test`: `make test ARGS="tests/algo -k gae"`
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test check lint docs setup clean
+.PHONY: help quickstart test soak check lint docs setup clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -16,6 +16,10 @@ quickstart: ## set up, then align a real model on this machine's CPU (SIZE=tiny:
 test: ## set up, then lint, strict types and every test but the soak tests
 	@scripts/setup dev
 	@scripts/test $(ARGS)
+
+soak: ## set up, then the longer proofs: many kills, more seeds, mutations of the sources
+	@scripts/setup dev
+	@scripts/soak $(ARGS)
 
 check: ## set up, then lint, strict types, architecture and documents: a minute, before each commit
 	@scripts/setup dev

@@ -146,6 +146,24 @@ def make_parts(
     )
 
 
+class ScriptedEngine:
+    """An engine that hands out rollouts made by hand, the last one again and again."""
+
+    is_trainer_code = True
+
+    def __init__(self, *rollouts: Rollout) -> None:
+        self.rollouts = list(rollouts)
+        self.published: list[int] = []
+
+    def rollout(self, prompts: Sequence[Prompt], environment: Environment, *, seed: tuple[int, int]) -> Rollout:
+        """The next one."""
+        return self.rollouts.pop(0) if len(self.rollouts) > 1 else self.rollouts[0]
+
+    def publish(self, policy: Any, *, version: int) -> None:
+        """Note the version."""
+        self.published.append(version)
+
+
 def make_prompts(*tokens: Sequence[int]) -> tuple[Prompt, ...]:
     """Prompts of these ids."""
     return tuple(Prompt(id=f"prompts:{i + 1}", tokens=tuple(ids)) for i, ids in enumerate(tokens))

@@ -102,6 +102,17 @@ def test_ppo_reaches_the_optimum(tmp_path: Path, length: int, sections: dict[str
     assert outcome.distance() <= BOUND
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(1, 6))
+@pytest.mark.parametrize("length", [1, 2])
+@pytest.mark.parametrize("sections", [{}, SHARED, WHITENED], ids=["separate", "shared", "whitened"])
+def test_ppo_reaches_the_optimum_with_other_draws(
+    tmp_path: Path, length: int, sections: dict[str, Any], seed: int
+) -> None:
+    distance = train(tmp_path, length, **merged(sections, {"run": {"seed": seed}})).distance()
+    assert distance <= (BOUND_WHITENED if sections is WHITENED else BOUND)
+
+
 @pytest.mark.parametrize("length", [1, 2])
 def test_ppo_reaches_the_optimum_with_whitening(tmp_path: Path, length: int) -> None:
     assert train(tmp_path, length, **WHITENED).distance() <= BOUND_WHITENED

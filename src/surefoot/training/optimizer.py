@@ -136,10 +136,12 @@ class Optimizer:
         unknown = sorted(set(states) - set(self.named))
         if unknown:
             raise CheckpointError("the optimizer's state is of other parameters", got=unknown[:3])
+        fused = bool(self.adam.defaults["fused"])
         for name, state in states.items():
             parameter = self.named[name]
+            # The fused kernel wants the step count where the parameter is, the others want it on the CPU.
             self.adam.state[parameter] = {
-                part: value.clone() if part == "step" else value.to(parameter.device).clone()
+                part: value.to(parameter.device if fused or part != "step" else "cpu").clone()
                 for part, value in state.items()
             }
         self.steps_taken = int(counts["steps_taken"])

@@ -96,7 +96,7 @@ def _policy_metrics(facts: StepFacts, cfg: Config) -> Metrics:
         "policy/clip_fraction": _weighted(updates, "clip_fraction"),
         "policy/entropy": _mean(entropy),
         "policy/grad_norm": _average([u.grad_norm for u in taken]),
-        "policy/lr": updates[-1].lr if updates else None,
+        "policy/lr": next((u.lr for u in reversed(updates) if u.tokens and not u.stopped), None),
         "policy/updates": len(taken) if not facts.warming_up else 0,
         "policy/skipped_updates": sum(u.skipped for u in updates),
         "policy/stopped_early": int(any(u.stopped for u in updates)),
@@ -106,6 +106,7 @@ def _policy_metrics(facts: StepFacts, cfg: Config) -> Metrics:
         metrics["kl/reference_k2_per_token"] = _mean(per_token[batch.mask])
     if cfg.ppo.surrogate == "kl":
         metrics["kl/surrogate_coef"] = facts.surrogate_kl_coef
+        metrics["kl/surrogate_k3"] = facts.updates.kl_after
     return metrics
 
 
@@ -140,7 +141,7 @@ def _engine_metrics(facts: StepFacts) -> Metrics:
     engine, mask = facts.batch.rollout.logp, facts.batch.rollout.mask
     if engine is None or not mask.any():
         return {"engine/logp_gap": None, "engine/logp_gap_max": None}
-    gap = np.abs(engine - facts.reading.logp)[mask]
+    gap = np.abs(engine[mask] - facts.reading.logp[mask])
     metrics: Metrics = {"engine/logp_gap": float(gap.mean()), "engine/logp_gap_max": float(gap.max())}
     if facts.batch.weights is not None:
         weights = facts.batch.weights

@@ -114,9 +114,9 @@ def _advance_controllers(parts: Parts, result: StepReport, cfg: Config, batch: B
     kl = result.metrics["kl/reference_k1"]
     if kl is not None and rows:
         parts.kl.update(kl, rows)
-    update_kl = result.metrics["kl/update_k3"]
-    if cfg.ppo.surrogate == "kl" and update_kl is not None:
-        parts.penalty.update(update_kl)
+    led_to = result.metrics.get("kl/surrogate_k3")
+    if led_to is not None:
+        parts.penalty.update(led_to)
     threshold, explained = cfg.critic.warmup_explained_variance, result.metrics["value/explained_variance"]
     if threshold is not None and explained is not None and explained >= threshold:
         parts.warmed_up = True

@@ -123,15 +123,15 @@ class Trainer:
         """
         job = self.job
         job.folder.begin(self.step, warnings=warnings)
-        keep_lines(self.evaluations_file, lambda record: int(record["step"]) <= self.step)
+        # A run that starts again from the beginning makes its first evaluation again.
+        keep_lines(self.evaluations_file, lambda record: 0 < self.step >= int(record["step"]))
         # Whatever the engine held before a restart, it samples from the current weights now.
         job.parts.engine.publish(job.parts.learner.policy, version=self.step + 1)
         job.display.start(self.step, self._steps)
         try:
             with GracefulStop() as stop:
-                reason = self._loop(stop)
-            status = RunStatus.KILLED if stop.received else RunStatus.FINISHED
-            self._finish(status, reason)
+                status, reason = self._loop(stop)
+                self._finish(status, reason)
         finally:
             job.display.stop()
             for tracker in job.trackers:
@@ -143,23 +143,22 @@ class Trainer:
         assert self.cfg.run.steps is not None
         return self.cfg.run.steps
 
-    def _loop(self, stop: GracefulStop) -> str:
-        """Steps until there is a reason to stop."""
-        started, longest = time.monotonic(), 0.0
+    def _loop(self, stop: GracefulStop) -> tuple[RunStatus, str]:
+        """Steps until there is a reason to stop; how the run ended, and the reason."""
+        started, longest, budget = time.monotonic(), 0.0, self.cfg.run.time_budget_s
         if self.step == 0:
             self._evaluate(0)
-        while self.step < self._steps:
+        # The process may have been killed between the checkpoint and the end that was due after it.
+        reason = self.stopping.reason() if self.step else None
+        while reason is None and self.step < self._steps:
             if stop.received:
-                return f"stopped by {stop.received.name}"
+                return RunStatus.KILLED, f"stopped by {stop.received.name}"
             begun = time.monotonic()
-            budget = self.cfg.run.time_budget_s
             if budget is not None and begun - started + longest > budget:
-                return f"the time budget of {budget:g} s would not hold another step"
+                return RunStatus.FINISHED, f"the time budget of {budget:g} s would not hold another step"
             reason = self._one_step()
             longest = max(longest, time.monotonic() - begun)
-            if reason is not None:
-                return reason
-        return f"all {self._steps} steps are done"
+        return RunStatus.FINISHED, reason or f"all {self._steps} steps are done"
 
     def _one_step(self) -> str | None:
         """One step with all that follows from it; a reason to stop, or None."""

@@ -9,6 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from surefoot import algo
 from surefoot.config import Config
 from surefoot.models.batching import MicroBatch, micro_batches
 from surefoot.models.critic import SeparateCritic, SharedCritic
@@ -51,10 +52,17 @@ class Update:
 
 @dataclass(frozen=True)
 class Updates:
-    """All updates of a step: of the policy (with a shared critic), and of a separate critic."""
+    """All updates of a step.
+
+    Attributes:
+        policy: of the policy, with a shared critic.
+        critic: of a separate critic.
+        kl_after: k3(old, new) per action token that the updates led to; measured for ``surrogate: kl`` only.
+    """
 
     policy: tuple[Update, ...] = ()
     critic: tuple[Update, ...] = ()
+    kl_after: float | None = None
 
 
 @dataclass(frozen=True)
@@ -119,14 +127,26 @@ def optimise(
         step: seeds the order of minibatches.
         warming_up: only the critic is trained.
     """
+    if not batch.trained_rows:
+        return Updates(
+            tuple(Update(e, 0, skipped=True) for e in range(cfg.ppo.epochs) for _ in range(cfg.ppo.minibatches))
+        )
     plan = plan_minibatches(batch, cfg, step)
     work = _Work(batch, cfg, coef, frozen=warming_up)
-    if isinstance(learner.critic, SharedCritic):
-        return Updates(policy=tuple(_policy_updates(learner, work, plan)))
-    policy = () if warming_up else tuple(_policy_updates(learner, work, plan))
-    assert learner.critic_optimizer is not None
-    critic = tuple(update_critic(learner.critic, learner.critic_optimizer, batch, plan, cfg))
-    return Updates(policy, critic)
+    shared = isinstance(learner.critic, SharedCritic)
+    policy = tuple(_policy_updates(learner, work, plan)) if shared or not warming_up else ()
+    critic: tuple[Update, ...] = ()
+    if not isinstance(learner.critic, SharedCritic):
+        assert learner.critic_optimizer is not None
+        critic = tuple(update_critic(learner.critic, learner.critic_optimizer, batch, plan, cfg))
+    measured = cfg.ppo.surrogate == "kl" and not warming_up
+    return Updates(policy, critic, update_kl(learner.policy, batch) if measured else None)
+
+
+def update_kl(policy: CausalPolicy, batch: Batch) -> float:
+    """Mean k3(old, new) per action token of the policy as it is now; the batch has at least one."""
+    now = torch.from_numpy(policy.evaluate(batch.rollout).logp)
+    return float(algo.kl(batch.old_logp, now, "k3")[batch.mask].mean())
 
 
 def _policy_updates(learner: Learner, work: _Work, plan: Minibatches) -> Iterable[Update]:

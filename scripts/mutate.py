@@ -1,0 +1,513 @@
+"""Puts one fault at a time into a copy of the sources and runs the tests that should notice.
+
+    .venv/bin/python scripts/mutate.py            all mutations, two at a time
+    .venv/bin/python scripts/mutate.py -k clip    those with "clip" in their name
+    .venv/bin/python scripts/mutate.py --list     only their names
+
+The sources in src/ are never touched. First the tests run on an unchanged copy: they must pass, or nothing could be
+said about the others. The exit code is 1 when a mutation survived, and 2 when one could not be tried.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+KILLED, SURVIVED, BROKEN = "killed", "SURVIVED", "BROKEN"
+
+MASKS, KLS, WHITENING, GAE = (
+    f"tests/algo/test_{name}.py" for name in ("aggregation", "divergence", "whitening", "advantages")
+)
+UPDATE, STEP, RECORDS = (f"tests/training/test_{name}.py" for name in ("update", "step", "step_records"))
+OPTIMIZER, RESUME = (f"tests/training/test_{name}.py" for name in ("optimizer", "resume"))
+EVALUATION, STOPPING = (f"tests/training/test_{name}.py" for name in ("evaluation", "stopping"))
+OPTIMUM = "tests/training/test_optimum.py::test_ppo_reaches_the_optimum"
+KILL = "tests/training/test_kill.py::test_killed_at_random_moments_a_run_repeats_the_untouched_one"
+DRAWS, ENGINE = "tests/rollout/test_sampling.py", "tests/rollout/test_engine_native.py"
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A fault: what it is, where, and which tests must turn red.
+
+    Attributes:
+        name: of the fault.
+        file: below src/surefoot.
+        old, new: text that occurs exactly once there, and what replaces it.
+        tests: files and folders handed to pytest.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+MUTATIONS = (
+    # ---------------------------------------------------------------- the mathematics
+    Mutation(
+        "the larger surrogate instead of the smaller",
+        "algo/losses.py",
+        "torch.minimum(ratio * advantages, clipped * advantages)",
+        "torch.maximum(ratio * advantages, clipped * advantages)",
+        (UPDATE,),
+    ),
+    Mutation(
+        "the smaller value loss instead of the larger",
+        "algo/losses.py",
+        "torch.maximum(squared, (clipped - returns).square())",
+        "torch.minimum(squared, (clipped - returns).square())",
+        (UPDATE,),
+    ),
+    Mutation(
+        "dual clip for positive advantages",
+        "algo/losses.py",
+        "torch.where(advantages < 0, torch.maximum(",
+        "torch.where(advantages > 0, torch.maximum(",
+        (UPDATE,),
+    ),
+    Mutation("mask dropped in the mean", "algo/aggregation.py", "torch.where(mask, x, 0.0)", "x", (MASKS,)),
+    Mutation("sign of the KL", "algo/divergence.py", "    return difference\n", "    return -difference\n", (KLS,)),
+    Mutation(
+        "score on the token before the last",
+        "algo/shaping.py",
+        "mask & (remaining == 1)",
+        "mask & (remaining == 2)",
+        (STEP,),
+    ),
+    Mutation(
+        "given tokens decay",
+        "algo/advantages.py",
+        "next_advantage = torch.where(chosen, advantage, next_advantage)",
+        "next_advantage = torch.where(chosen, advantage, gamma * lam * next_advantage)",
+        (GAE,),
+    ),
+    Mutation(
+        "values off the mask enter the advantages",
+        "algo/advantages.py",
+        "next_value = torch.where(chosen, value, next_value)",
+        "next_value = value",
+        (GAE,),
+    ),
+    Mutation(
+        "sample variance in whitening",
+        "algo/mean_variance.py",
+        "(valid - mean).square().mean().item()",
+        "valid.var().item()",
+        (WHITENING,),
+    ),
+    Mutation(
+        "adaptive KL turned round",
+        "algo/controllers.py",
+        "_check_kl(kl) / self.target - 1.0",
+        "1.0 - _check_kl(kl) / self.target",
+        (STEP,),
+    ),
+    # ---------------------------------------------------------------- estimating
+    Mutation(
+        "operands of the KL swapped",
+        "training/estimate.py",
+        'algo.kl(logp, ref_logp, "k1")',
+        'algo.kl(ref_logp, logp, "k1")',
+        (STEP,),
+    ),
+    Mutation(
+        "k3 as the reward",
+        "training/estimate.py",
+        'algo.kl(logp, ref_logp, "k1")',
+        'algo.kl(logp, ref_logp, "k3")',
+        (OPTIMUM,),
+    ),
+    Mutation(
+        "every row bootstrapped",
+        "training/estimate.py",
+        "torch.where(cut_off, after, 0.0)",
+        "after",
+        (STEP,),
+    ),
+    Mutation(
+        "no row bootstrapped",
+        "training/estimate.py",
+        "torch.where(cut_off, after, 0.0)",
+        "torch.zeros_like(after)",
+        (STEP,),
+    ),
+    Mutation(
+        "finished rows pay for a missing end",
+        "training/estimate.py",
+        "penalty * bool(cut_off[i])",
+        "penalty",
+        (STEP,),
+    ),
+    Mutation(
+        "failed scores as 0",
+        "training/estimate.py",
+        "    if not failed.any():\n",
+        "    if True:\n",
+        (STEP,),
+    ),
+    Mutation(
+        "failed scores enter the statistics as 0",
+        "training/estimate.py",
+        "for i, score in enumerate(scores) if score.value is not None]",
+        "for i, score in enumerate(scores)]",
+        (STEP,),
+    ),
+    Mutation(
+        "KL as a loss paid in the reward too",
+        "training/estimate.py",
+        'kl_coef if cfg.ppo.kl.place == "reward" else 0.0',
+        "kl_coef",
+        (STEP,),
+    ),
+    Mutation(
+        "a foreign engine not corrected",
+        "training/estimate.py",
+        "if foreign_engine and rollout.logp is not None:",
+        "if False:",
+        (STEP,),
+    ),
+    # ---------------------------------------------------------------- losses and updates
+    Mutation(
+        "old log-probabilities recomputed from the weights as they are",
+        "training/losses.py",
+        "old, advantages = gather(batch.old_logp, micro, device), gather(batch.advantages, micro, device)",
+        "old, advantages = logp.detach(), gather(batch.advantages, micro, device)",
+        (UPDATE,),
+    ),
+    Mutation(
+        "whitening per micro-batch",
+        "training/losses.py",
+        '    if cfg.surrogate == "kl":\n',
+        "    advantages = (advantages - advantages.mean()) / (advantages.std(unbiased=False) + 1e-8)\n"
+        '    if cfg.surrogate == "kl":\n',
+        (UPDATE,),
+    ),
+    Mutation(
+        "mean over the micro-batch's own tokens",
+        "training/losses.py",
+        "count=counts.denominator(how))",
+        "count=None)",
+        (UPDATE,),
+    ),
+    Mutation(
+        "sides of the clip swapped",
+        "training/losses.py",
+        "logp, old, advantages, clip_low=cfg.clip_low, clip_high=cfg.clip_high, dual_clip=cfg.dual_clip",
+        "logp, old, advantages, clip_low=cfg.clip_high, clip_high=cfg.clip_low, dual_clip=cfg.dual_clip",
+        (UPDATE,),
+    ),
+    Mutation("value clip removed", "training/losses.py", "clip=cfg.value_clip", "clip=None", (UPDATE,)),
+    Mutation(
+        "entropy punished",
+        "training/losses.py",
+        "loss = loss - cfg.entropy_coef",
+        "loss = loss + cfg.entropy_coef",
+        (UPDATE,),
+    ),
+    Mutation(
+        "importance weights not applied",
+        "training/losses.py",
+        "if batch.weights is not None:",
+        "if False:",
+        (UPDATE,),
+    ),
+    Mutation(
+        "policy trained during the warm-up",
+        "training/update.py",
+        "frozen=warming_up)",
+        "frozen=False)",
+        (STEP,),
+    ),
+    Mutation(
+        "the same order of minibatches in every step",
+        "training/update.py",
+        '"minibatch", step=step, index=epoch',
+        '"minibatch", index=epoch',
+        (UPDATE,),
+    ),
+    Mutation(
+        "a step taken on the minibatch that showed too large a KL",
+        "training/update.py",
+        "                learner.policy_optimizer.zero()\n                yield replace",
+        "                learner.policy_optimizer.step(sums.loss)\n                yield replace",
+        (UPDATE,),
+    ),
+    Mutation(
+        "value loss without its coefficient",
+        "training/update.py",
+        "weighted = ppo.value_coef * value",
+        "weighted = value",
+        (UPDATE,),
+    ),
+    # ---------------------------------------------------------------- the optimizer
+    Mutation(
+        "AdamW's state not restored",
+        "training/optimizer.py",
+        "for name, state in states.items():",
+        "for name, state in {}.items():",
+        (RESUME,),
+    ),
+    Mutation(
+        "the schedule starts again after a resume",
+        "training/optimizer.py",
+        'self.steps_taken = int(counts["steps_taken"])',
+        "self.steps_taken = 0",
+        (OPTIMIZER,),
+    ),
+    Mutation(
+        "non-finite gradients stepped on",
+        "training/optimizer.py",
+        "if not math.isfinite(loss) or not math.isfinite(norm):",
+        "if not math.isfinite(loss):",
+        (OPTIMIZER,),
+    ),
+    Mutation(
+        "small gradients scaled up",
+        "training/optimizer.py",
+        "(max_norm / (norm + 1e-6)).clamp(max=1.0)",
+        "(max_norm / (norm + 1e-6))",
+        (OPTIMIZER,),
+    ),
+    Mutation(
+        "one rate for all groups",
+        "training/optimizer.py",
+        'group["lr"] = rate * factor',
+        'group["lr"] = self.rates[0] * factor',
+        (OPTIMIZER,),
+    ),
+    # ---------------------------------------------------------------- step, controllers, evaluation, stopping
+    Mutation(
+        "adaptive KL fed per token",
+        "training/step.py",
+        'kl = result.metrics["kl/reference_k1"]',
+        'kl = result.metrics["kl/reference_k1_per_token"]',
+        (STEP,),
+    ),
+    Mutation(
+        "values read after the update",
+        "training/step.py",
+        "    result = report(facts, cfg, clock)\n",
+        "    batch = estimate(rollout, scores, read(rollout, parts), cfg, kl_coef=kl_coef)\n"
+        "    result = report(facts, cfg, clock)\n",
+        (RECORDS, STEP),
+    ),
+    Mutation(
+        "evaluation draws anew each time",
+        "training/evaluation.py",
+        "seed=(section.seed, 0)",
+        "seed=(section.seed, step)",
+        (EVALUATION,),
+    ),
+    Mutation(
+        "evaluation with the training's temperature",
+        "training/evaluation.py",
+        "greedy=section.temperature == 0",
+        "greedy=False",
+        (EVALUATION,),
+    ),
+    Mutation(
+        "evaluation counts samples, not prompts",
+        "training/evaluation.py",
+        "setdefault(trajectory.group, [])",
+        "setdefault(len(groups), [])",
+        (EVALUATION,),
+    ),
+    Mutation(
+        "a reason to stop forgotten by a resume",
+        "training/stopping.py",
+        'self._kl, self._score = state["kl"], state["score"]',
+        "pass",
+        (STOPPING,),
+    ),
+    Mutation(
+        "the first evaluation twice after a kill",
+        "training/trainer.py",
+        "lambda record: 0 < self.step >= int",
+        "lambda record: self.step >= int",
+        (KILL,),
+    ),
+    # ---------------------------------------------------------------- the state
+    Mutation(
+        "the KL coefficient not restored",
+        "training/state.py",
+        'parts.kl.coef, parts.penalty.coef = state["kl_coef"], state["surrogate_kl_coef"]',
+        'parts.penalty.coef = state["surrogate_kl_coef"]',
+        (RESUME,),
+    ),
+    Mutation(
+        "the end of the warm-up not restored",
+        "training/state.py",
+        'parts.warmed_up = state["warmed_up"]',
+        "pass",
+        (RESUME,),
+    ),
+    Mutation(
+        "reward statistics not restored",
+        "training/state.py",
+        'parts.normaliser.load(state["normaliser"])',
+        "pass",
+        (RESUME,),
+    ),
+    Mutation(
+        "the critic not restored",
+        "training/state.py",
+        '    _load(learner.critic.trainable(), folder / "critic.safetensors")\n',
+        "",
+        (RESUME,),
+    ),
+    # ---------------------------------------------------------------- models and sampling
+    Mutation(
+        "temperature dropped in the head",
+        "models/output_head.py",
+        "if self.temperature != 1.0:",
+        "if False:",
+        (UPDATE,),
+    ),
+    Mutation(
+        "packed rows see each other",
+        "models/attention.py",
+        "if isinstance(layout, Packed):",
+        "if False:",
+        (UPDATE,),
+    ),
+    Mutation(
+        "packed rows with running positions",
+        "models/batching.py",
+        "np.concatenate([np.arange(n) for n in lengths])[None]",
+        "np.arange(int(lengths.sum()))[None]",
+        (UPDATE,),
+    ),
+    Mutation(
+        "log-probability read one state too late",
+        "models/batching.py",
+        "starts[local] + columns - 1",
+        "starts[local] + columns",
+        (UPDATE,),
+    ),
+    Mutation(
+        "the reference trains along",
+        "models/policy.py",
+        "with starting_policy(self._policy.lm.adapters):",
+        "if True:",
+        (STEP,),
+    ),
+    Mutation(
+        "the draw's side of the search",
+        "rollout/sampling.py",
+        "torch.searchsorted(inner, rest, right=True)",
+        "torch.searchsorted(inner, rest, right=False)",
+        (DRAWS,),
+    ),
+    Mutation(
+        "the same draws in every step",
+        "rollout/engine_native.py",
+        "step=seed[1], index=index",
+        "index=index",
+        (STEP,),
+    ),
+    Mutation(
+        "the same draws in every row",
+        "rollout/engine_native.py",
+        "step=seed[1], index=index",
+        "step=seed[1]",
+        (ENGINE,),
+    ),
+)
+
+
+def copy_of_sources(folder: Path, mutation: Mutation | None) -> str | None:
+    """Copy src/ with one fault in it; what is wrong with the mutation, if anything."""
+    shutil.copytree(ROOT / "src" / "surefoot", folder / "surefoot", ignore=shutil.ignore_patterns("__pycache__"))
+    if mutation is None:
+        return None
+    file = folder / "surefoot" / mutation.file
+    text = file.read_text(encoding="utf-8")
+    if text.count(mutation.old) != 1:
+        return f"its text occurs {text.count(mutation.old)} times in {mutation.file}: bring it up to date"
+    file.write_text(text.replace(mutation.old, mutation.new), encoding="utf-8")
+    return None
+
+
+def run_tests(folder: Path, tests: tuple[str, ...], *, stop: bool) -> subprocess.CompletedProcess[str]:
+    """Run tests against the copy in ``folder``."""
+    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+    how = ["-x", "-p", "no:xdist"] if stop else ["-n", "2", "--dist=worksteal"]
+    command = [sys.executable, "-m", "pytest", "-q", "--tb=line", *how, *tests]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+def try_one(mutation: Mutation) -> tuple[str, str]:
+    """(verdict, what was seen)."""
+    with tempfile.TemporaryDirectory(prefix="surefoot-mutation-") as name:
+        problem = copy_of_sources(Path(name), mutation)
+        if problem:
+            return BROKEN, problem
+        done = run_tests(Path(name), mutation.tests, stop=True)
+    lines = done.stdout.strip().splitlines()
+    if done.returncode == 1:
+        failed = [line for line in lines if line.startswith("FAILED")]
+        return KILLED, failed[0].removeprefix("FAILED ").split(" - ")[0] if failed else "an error in a fixture"
+    if done.returncode == 0:
+        return SURVIVED, " ".join(mutation.tests)
+    return BROKEN, (lines or done.stderr.strip().splitlines() or ["no output"])[-1]
+
+
+def check_baseline(mutations: list[Mutation]) -> bool:
+    """Whether the unchanged sources pass every test that will be used."""
+    tests = tuple(sorted({test for mutation in mutations for test in mutation.tests}))
+    with tempfile.TemporaryDirectory(prefix="surefoot-mutation-") as name:
+        copy_of_sources(Path(name), None)
+        where = [sys.executable, "-c", "import surefoot; print(surefoot.__file__)"]
+        found = subprocess.run(
+            where, env={**os.environ, "PYTHONPATH": name}, capture_output=True, text=True, check=True
+        )
+        if not found.stdout.startswith(name):
+            print(f"the copy is not what gets imported: {found.stdout.strip()}")
+            return False
+        done = run_tests(Path(name), tests, stop=False)
+    lines = (done.stdout.strip() or done.stderr.strip()).splitlines()
+    print("\n".join(line for line in lines if line.startswith(("FAILED", "ERROR"))), end="")
+    print(f"unchanged sources: {lines[-1]}", flush=True)
+    return done.returncode == 0
+
+
+def main() -> int:
+    """Try the mutations and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-k", default="", help="only mutations with this in their name")
+    parser.add_argument("-j", type=int, default=min(2, os.cpu_count() or 1), help="mutations tried at once")
+    parser.add_argument("--list", action="store_true", help="print the names and stop")
+    options = parser.parse_args()
+    chosen = [mutation for mutation in MUTATIONS if options.k.lower() in mutation.name.lower()]
+    if options.list:
+        print("\n".join(f"{m.name}  ({m.file})" for m in chosen))
+        return 0
+    if not chosen:
+        print("no mutation of that name")
+        return 2
+    if not check_baseline(chosen):
+        return 2
+    verdicts = []
+    with ThreadPoolExecutor(options.j) as pool:
+        begun = time.monotonic()
+        for mutation, (verdict, seen) in zip(chosen, pool.map(try_one, chosen), strict=True):
+            verdicts.append(verdict)
+            print(f"{verdict:9} {mutation.name:60} {seen}", flush=True)
+    counts = ", ".join(f"{verdicts.count(v)} {v.lower()}" for v in (KILLED, SURVIVED, BROKEN))
+    print(f"{len(verdicts)} mutations: {counts}; {time.monotonic() - begun:.0f} s")
+    return 2 if BROKEN in verdicts else int(SURVIVED in verdicts)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
