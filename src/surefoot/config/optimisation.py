@@ -115,7 +115,7 @@ class OptimSection(Section):
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """Decoupled weight decay."""
     max_grad_norm: PositiveFloat | None = 1.0
-    """Gradients are scaled down to this norm; policy and critic apart; null: off."""
+    """Gradients are scaled down to this norm, a separate critic's by itself; null: off."""
 
 
 class BatchSection(Section):

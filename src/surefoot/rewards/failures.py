@@ -61,7 +61,7 @@ def score_metrics(scores: Sequence[Score]) -> dict[str, float | None]:
     mean = _mean(totals)
     metrics: dict[str, float | None] = {
         "score/mean": mean,
-        "score/std": None if mean is None else math.sqrt(math.fsum((x - mean) ** 2 for x in totals) / len(totals)),
+        "score/std": None if mean is None else math.hypot(*(x - mean for x in totals)) / math.sqrt(len(totals)),
         "score/min": min(totals, default=None),
         "score/max": max(totals, default=None),
         "score/failed_share": (len(scores) - len(sound)) / len(scores) if scores else None,
