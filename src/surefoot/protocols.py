@@ -7,9 +7,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
-import numpy.typing as npt
-
 from surefoot.records import FloatArray, Prompt, Rollout, Score, StepReport, StopReason
 
 
@@ -130,6 +127,3 @@ class Clock(Protocol):
     def __call__(self, phase: str) -> AbstractContextManager[None]:
         """Time the block under this name."""
         ...
-
-
-Array = npt.NDArray[np.generic]

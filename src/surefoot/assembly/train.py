@@ -93,7 +93,6 @@ def train(config: Config, *, resume: bool = False, display: Display | None = Non
         RunError: trouble after the start; the last checkpoint is whole.
     """
     require(config, "train")
-    assert config.run.name is not None or config.run.dir
     earlier = _earlier_lineage(_folder_of(config).path) if resume else None
     with exact_arithmetic(config.run.threads or _threads_of(earlier)):
         inputs = read_inputs(config)

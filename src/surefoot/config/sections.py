@@ -5,7 +5,7 @@ Each key's docstring is its documentation: ``docs/config.md`` is generated from 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -199,4 +199,3 @@ class EvaluateSection(Section):
 
 
 Clip = tuple[float, float] | float | None
-AnyMapping = dict[str, Any]
