@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from surefoot import load_config, train
@@ -112,7 +112,8 @@ def main() -> None:
             train(load_config(config_file, [*base, f"run.name={run}", *overrides]), resume=folder.exists())
         last = read_records(folder / "evaluations.jsonl")[-1]
         scores = [r["score"] for r in read_records(folder / "evaluations" / f"step-{last['step']}.jsonl")]
-        seconds = sum(m["time/step_s"] for m in read_records(folder / "metrics.jsonl"))
+        # The median: some steps may have had to share the machine.
+        seconds = args.steps * median(m["time/step_s"] for m in read_records(folder / "metrics.jsonl"))
         print(
             row(
                 name,
