@@ -1,10 +1,10 @@
 # Every target prepares .venv by itself (scripts/setup), once per change of pyproject.toml or constraints.txt.
 #   PYTHON   the interpreter .venv is made from (default python3, at least 3.11)
-#   SIZE     how much `make quickstart` does; `make quickstart SIZE=tiny` is the short version
-#   ARGS     handed on to pytest by `make test`: `make test ARGS="tests/algo -k gae"`
+#   SIZE     how much `make quickstart` or `make benchmark` does; `make quickstart SIZE=tiny` is the short version
+#   ARGS     handed on by `make test` to pytest, `make test ARGS="tests/algo -k gae"`, and by `make benchmark`
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test soak check lint docs setup clean
+.PHONY: help quickstart test soak benchmark check lint docs setup clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,6 +20,10 @@ test: ## set up, then lint, strict types and every test but the soak tests
 soak: ## set up, then the longer proofs: many kills, more seeds, mutations of the sources
 	@scripts/setup dev
 	@scripts/soak $(ARGS)
+
+benchmark: ## set up, then measure against TRL's PPO trainer (SIZE=quick: under 20 minutes; SIZE=tiny: a toy, without TRL)
+	@scripts/setup quickstart
+	@.venv/bin/python -m benchmarks.run $(if $(SIZE),--size $(SIZE)) $(ARGS)
 
 check: ## set up, then lint, strict types, architecture and documents: a minute, before each commit
 	@scripts/setup dev

@@ -16,6 +16,7 @@ from surefoot.assembly.models import build_controllers, build_critic, build_lear
 from surefoot.config import Config
 from surefoot.config.load import build_config
 from surefoot.envs import SingleTurn
+from surefoot.models.critic import SharedCritic
 from surefoot.models.tokenizer import VocabularyPlan
 from surefoot.models.toy import make_toy_model
 from surefoot.protocols import Environment
@@ -137,7 +138,12 @@ def make_parts(
     return Parts(
         learner=build_learner(cfg, policy, critic),
         reference=build_reference(cfg, policy, plan, CPU),
-        engine=NativeEngine(policy, sampling, samples_per_prompt=cfg.rollout.samples_per_prompt),
+        engine=NativeEngine(
+            policy,
+            sampling,
+            samples_per_prompt=cfg.rollout.samples_per_prompt,
+            value_head=critic.head if isinstance(critic, SharedCritic) else None,
+        ),
         environment=environment or SingleTurn(),
         reward=ActionReward(value),
         kl=kl,

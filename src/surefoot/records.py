@@ -59,6 +59,9 @@ class Prompt:
     columns: Mapping[str, Any] = field(default_factory=dict)
 
 
+_PER_TOKEN = ("logp", "step_rewards", "entropy", "values")
+
+
 @dataclass(frozen=True)
 class Trajectory:
     """One episode: given and action tokens in order.
@@ -68,6 +71,8 @@ class Trajectory:
         mask: T booleans, True on action tokens. ``mask[0]`` must be False: nothing precedes the first token.
         stop_reason: why the episode ended.
         logp: T log-probabilities of the behaviour policy, 0 off the mask; None when they are not known.
+        entropy, values: T entropies of what the tokens were drawn from, and values of the states they were chosen in,
+            as the engine saw them in passing; 0 off the mask, None when it does not say.
         prompt: the prompt it started from.
         response: text of the action part without the closing stop token, for rewards and logs.
         group: id shared by the samples of one prompt within a step.
@@ -82,9 +87,11 @@ class Trajectory:
     response: str = ""
     group: int = 0
     step_rewards: Sequence[float] | None = None
+    entropy: Sequence[float] | None = None
+    values: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("tokens", "mask", "logp", "step_rewards"):
+        for name in ("tokens", "mask", *_PER_TOKEN):
             values = getattr(self, name)
             if values is not None:
                 # Lists, arrays and tensors alike become tuples of plain numbers: a record does not change.
@@ -95,7 +102,7 @@ class Trajectory:
             raise DataError("a trajectory has no tokens", hint="each prompt needs at least one token")
         if not all(isinstance(t, (int, np.integer)) and t >= 0 for t in self.tokens):
             raise DataError("token ids must be integers of at least 0", got=list(self.tokens)[:8])
-        for name in ("mask", "logp", "step_rewards"):
+        for name in ("mask", *_PER_TOKEN):
             values = getattr(self, name)
             if values is not None and len(values) != length:
                 raise DataError(f"a trajectory's {name} must be as long as its tokens", got=len(values), allowed=length)
@@ -106,7 +113,7 @@ class Trajectory:
                 "the first token of a trajectory cannot be an action token: no token precedes it",
                 hint="start the prompt with the begin-of-sequence token or with any given token",
             )
-        for name in ("logp", "step_rewards"):
+        for name in _PER_TOKEN:
             values = getattr(self, name)
             if values is not None and not all(math.isfinite(v) for v, m in zip(values, self.mask, strict=True) if m):
                 raise DataError(f"a trajectory's {name} must be finite on its action tokens")
@@ -121,6 +128,14 @@ def _padded(rows: Sequence[Sequence[Any]], width: int, dtype: npt.DTypeLike) -> 
     return out
 
 
+def _known(trajectories: Sequence[Trajectory], name: str, mask: BoolArray) -> FloatArray | None:
+    """``[B, T]`` of what every trajectory knows, 0 off the mask; None where one does not."""
+    rows = [getattr(t, name) for t in trajectories]
+    if any(row is None for row in rows):
+        return None
+    return np.where(mask, _padded(rows, mask.shape[1], np.float64), 0.0)
+
+
 @dataclass(frozen=True)
 class Rollout:
     """A batch of trajectories in the one layout: numpy arrays ``[B, T]``, right-padded with 0.
@@ -133,6 +148,7 @@ class Rollout:
         logp: float ``[B, T]`` behaviour log-probabilities from the engine, 0 off the mask; None when unknown.
         trajectories: the B records the arrays were made from.
         step_rewards: float ``[B, T]``, 0 off the mask; None when no trajectory has any.
+        entropy, values: float ``[B, T]`` from the engine, 0 off the mask; None when some trajectory has none.
         info: facts about the sampling (engine, effective sampling parameters, weight version).
     """
 
@@ -144,6 +160,8 @@ class Rollout:
     trajectories: tuple[Trajectory, ...]
     step_rewards: FloatArray | None = None
     info: Mapping[str, Any] = field(default_factory=dict)
+    entropy: FloatArray | None = None
+    values: FloatArray | None = None
 
     @classmethod
     def of(cls, trajectories: Sequence[Trajectory], *, info: Mapping[str, Any] | None = None) -> Rollout:
@@ -159,9 +177,8 @@ class Rollout:
             raise DataError("a rollout needs at least one trajectory", got=0)
         width = max(len(t.tokens) for t in trajectories)
         mask = _padded([t.mask for t in trajectories], width, np.bool_)
-        logp = step_rewards = None
-        if all(t.logp is not None for t in trajectories):
-            logp = np.where(mask, _padded([t.logp for t in trajectories if t.logp is not None], width, np.float64), 0.0)
+        step_rewards = None
+        known = {name: _known(trajectories, name, mask) for name in ("logp", "entropy", "values")}
         if any(t.step_rewards is not None for t in trajectories):
             step_rewards = np.where(mask, _padded([t.step_rewards or () for t in trajectories], width, np.float64), 0.0)
         return cls(
@@ -169,10 +186,10 @@ class Rollout:
             mask=mask,
             lengths=np.array([len(t.tokens) for t in trajectories], dtype=np.int64),
             stop_reasons=tuple(t.stop_reason for t in trajectories),
-            logp=logp,
             trajectories=tuple(trajectories),
             step_rewards=step_rewards,
             info=dict(info or {}),
+            **known,
         )
 
     @property

@@ -91,6 +91,7 @@ OTHER: dict[str, Any] = {
         "entropy_coef": 0.01,
         "cut_off": "bootstrap",
         "missing_eos_penalty": 2.0,
+        "old_logp": "read",
         "whiten": False,
         "aggregate": "sequence-sum",
         "max_update_kl": 0.1,

@@ -117,7 +117,8 @@ def test_a_shared_critic_reads_the_policys_trunk(name: str) -> None:
     together = policy.read(ROLLOUT, critic.head)
     assert together.logp is not None and together.values is not None
     np.testing.assert_array_equal(together.values, found.values)
-    np.testing.assert_array_equal(together.logp, policy.evaluate(ROLLOUT).logp)
+    # Without values the states after the last tokens are not read, and other shapes round otherwise.
+    np.testing.assert_allclose(together.logp, policy.evaluate(ROLLOUT).logp, rtol=1e-6)
     assert list(critic.trainable()) == ["head.weight"] and critic.shared and isinstance(critic, Critic)
 
 

@@ -154,7 +154,7 @@ def test_a_budget_holds_padding_too_and_one_row_always_fits() -> None:
 def test_tokens_are_paired_with_the_states_before_them() -> None:
     rollout = ragged()
     for packed in (True, False):
-        batch = lay_out(rollout, [2, 0, 8], packed=packed, device=torch.device("cpu"))
+        batch = lay_out(rollout, [2, 0, 8], packed=packed, device=torch.device("cpu"), after=True)
         flat = batch.input_ids.flatten()
         rows, columns = batch.where
         np.testing.assert_array_equal(batch.tokens, rollout.tokens[rows, columns])

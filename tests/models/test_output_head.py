@@ -29,7 +29,7 @@ SETTINGS = {
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four rows at a time, so that nine rows are three chunks, the last one short."""
-    monkeypatch.setattr(output_head, "CPU_CHUNK_BYTES", 4 * 8 * VOCABULARY)
+    monkeypatch.setattr(output_head, "CHUNK_BYTES", 4 * 8 * VOCABULARY)
 
 
 def made(*, bias: bool, dtype: torch.dtype = torch.float64) -> tuple[nn.Linear, Tensor, Tensor]:
@@ -183,7 +183,7 @@ class LargestOutput(TorchDispatchMode):
 def test_full_logits_never_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     """MEM-02: neither in the forward nor in the backward pass, where chunks might be put together again."""
     vocabulary, rows, per_chunk = 1000, 200, 8
-    monkeypatch.setattr(output_head, "CPU_CHUNK_BYTES", 4 * vocabulary * per_chunk)
+    monkeypatch.setattr(output_head, "CHUNK_BYTES", 4 * vocabulary * per_chunk)
     layer = nn.Linear(HIDDEN, vocabulary, bias=True)
     hidden = torch.randn(rows, HIDDEN, requires_grad=True)
     tokens = torch.arange(rows)
@@ -197,3 +197,19 @@ def test_full_logits_never_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     with LargestOutput() as watch:
         layer(hidden)
     assert watch.elements == rows * vocabulary > 10 * allowed
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_frozen_layer_gives_the_gradients_of_full_logits(name: str, bias: bool) -> None:
+    layer, hidden, tokens = made(bias=bias)
+    layer.requires_grad_(False)
+    weights = torch.randn(ROWS, dtype=torch.float64)
+    logp, entropy = OutputHead(layer, SETTINGS[name]).logp(hidden, tokens)
+    assert entropy is None and logp.grad_fn is not None and "Frozen" in type(logp.grad_fn).__name__
+    expected = algo.token_logp(full_logits(layer, hidden, SETTINGS[name]), tokens)
+    torch.testing.assert_close(logp, expected)
+    # A loss that is not linear in the log-probabilities.
+    (found,) = torch.autograd.grad((logp.exp() * weights).sum(), hidden)
+    (spelt_out,) = torch.autograd.grad((expected.exp() * weights).sum(), hidden)
+    torch.testing.assert_close(found, spelt_out)

@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from surefoot.errors import DataError, ModelError
-from surefoot.models.reward_model import RewardModel, last_index
+from surefoot.models.reward_model import RewardModel
 from surefoot.records import Prompt, Rollout, StopReason, Trajectory
 from surefoot.rewards import ModelReward
 
@@ -97,14 +97,6 @@ def trajectory(prompt: Prompt, response: str) -> Trajectory:
 # ---------------------------------------------------------------------------------------------------- the token
 
 
-def test_tok_04_the_score_stands_at_the_largest_index_of_the_mask() -> None:
-    mask = torch.tensor([[1, 1, 1, 1, 1, 1, 0, 0], [0, 0, 1, 1, 1, 1, 1, 1]])
-    assert last_index(mask).tolist() == [5, 7]
-    assert last_index(torch.tensor([[0, 1, 0, 1, 0]])).tolist() == [3]
-    with pytest.raises(DataError, match="no real token"):
-        last_index(torch.tensor([[1, 0], [0, 0]]))
-
-
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_tok_04_a_padding_id_inside_and_at_the_end_of_a_text_is_read(tmp_path: Path, kind: str) -> None:
     """Row 0 of the case, its padding id 9 in the middle; and rows that end with it, or hold nothing else."""
@@ -137,10 +129,17 @@ def test_a_score_does_not_depend_on_the_batch(tmp_path: Path, kind: str) -> None
 def test_a_batch_holds_no_more_tokens_than_its_budget(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, sizes = RewardModel(str(llama), batch_tokens=20), []
     forward = model._forward
-    monkeypatch.setattr(model, "_forward", lambda ids, index: (sizes.append(ids.numel()), forward(ids, index))[1])
-    model.score_texts(["x" * n for n in (9, 1, 30, 1, 10, 1, 10)])
-    # The ones (nine would pad them to 36), nine and ten, ten, and thirty, which is over the budget by itself.
-    assert sizes == [3, 20, 10, 30]
+    monkeypatch.setattr(model, "_forward", lambda laid: (sizes.append(laid.ids.size), forward(laid))[1])
+    texts = [letter * n for letter, n in zip("abcdefg", (9, 1, 30, 1, 10, 1, 10), strict=True)]
+    apart = [model.score_texts([text])[0] for text in texts]
+    sizes.clear()
+    assert model.score_texts(texts) == pytest.approx(apart, abs=1e-5)
+    # Thirty is over the budget by itself.
+    assert sizes == [10, 30, 12, 10]
+    sizes.clear()
+    model.score_texts(["abcdefgh" * 2 + letter for letter in "xyz"])
+    # What all begin with is read once.
+    assert sizes == [19]
 
 
 def test_scoring_does_not_draw_dropout_or_gradients(llama: Path) -> None:

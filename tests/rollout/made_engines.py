@@ -55,7 +55,7 @@ def slow_decode(
         positions = torch.arange(ids.shape[1])[None]
         out = lm.trunk(input_ids=ids, position_ids=positions, use_cache=False, attention_layout=Padded())
         logits = lm.head.logits(out.last_hidden_state[:, -1])
-        token, logp = sample_tokens(logits, torch.tensor([draw], dtype=torch.float64))
+        token, logp, _ = sample_tokens(logits, torch.tensor([draw], dtype=torch.float64))
         tokens.append(int(token))
         logps.append(float(logp))
         if tokens[-1] in stop_ids:

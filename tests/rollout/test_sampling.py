@@ -18,7 +18,7 @@ EXTREMES = (0.0, 2**-53, 1e-12, 0.5, 1 - 1e-12, ALMOST_ONE)
 def draw(logits: Tensor, uniform: list[float] | Tensor, **options: object) -> tuple[list[int], Tensor]:
     """All draws from one row of logits."""
     draws = torch.as_tensor(uniform, dtype=torch.float64)
-    tokens, logp = sample_tokens(logits.expand(len(draws), -1), draws, **options)  # type: ignore[arg-type]
+    tokens, logp, _ = sample_tokens(logits.expand(len(draws), -1), draws, **options)  # type: ignore[arg-type]
     return tokens.tolist(), logp
 
 
@@ -172,14 +172,14 @@ def test_log_probabilities_are_those_of_the_unfiltered_distribution() -> None:
     uniform = torch.rand(4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     expected = torch.log_softmax(logits, -1)
     for options in ({}, {"greedy": True}, {"top_k": 2}, {"top_p": 0.3}):
-        tokens, logp = sample_tokens(logits, uniform, **options)  # type: ignore[arg-type]
+        tokens, logp, _ = sample_tokens(logits, uniform, **options)  # type: ignore[arg-type]
         torch.testing.assert_close(logp, expected.gather(1, tokens[:, None])[:, 0])
 
 
 def test_greedy_takes_the_likeliest_whatever_the_draw() -> None:
     logits = torch.tensor([[0.0, 3.0, 1.0], [5.0, -math.inf, 5.0]])
     for uniform in EXTREMES:
-        tokens, _ = sample_tokens(logits, torch.full((2,), uniform, dtype=torch.float64), greedy=True)
+        tokens, *_ = sample_tokens(logits, torch.full((2,), uniform, dtype=torch.float64), greedy=True)
         assert tokens.tolist() == [1, 0]
 
 
@@ -187,6 +187,6 @@ def test_greedy_takes_the_likeliest_whatever_the_draw() -> None:
 def test_a_row_that_is_no_distribution_is_marked(bad: float) -> None:
     logits = torch.zeros(2, 5)
     logits[1, 2] = bad
-    tokens, logp = sample_tokens(logits, torch.tensor([0.5, 0.5], dtype=torch.float64))
+    tokens, logp, _ = sample_tokens(logits, torch.tensor([0.5, 0.5], dtype=torch.float64))
     assert logp[0].item() == pytest.approx(-math.log(5)) and not math.isfinite(logp[1].item())
     assert 0 <= tokens[1].item() < 5

@@ -543,7 +543,7 @@ def test_metrics_read_the_mask_that_the_losses_read(models: dict[str, Path]) -> 
     cfg, parts = build(models["gpt2"], ppo={"surrogate": "kl", "cut_off": "bootstrap"})
     give_the_critic_something_to_say(parts)
     scores = parts.reward.score(rollout)
-    reading = read(rollout, parts)
+    reading = read(rollout, parts, cfg)
     found = []
     for garbage in (0.0, 1e6, math.nan, math.inf):
         off = {
@@ -566,7 +566,7 @@ def test_entropy_and_kl_are_those_of_the_action_tokens(models: dict[str, Path]) 
     """UX-02 by hand: sampled log-probabilities -0.5 and -1.5 against a reference's -1 and -1, one row of the two."""
     rollout = make_rollout(((1,), (4, 3)), ((1, 2, 5), (3,)))
     cfg, parts = build(models["gpt2"])
-    reading = read(rollout, parts)
+    reading = read(rollout, parts, cfg)
     logp, ref_logp, entropy = (np.zeros(rollout.tokens.shape) for _ in range(3))
     logp[0, 1:3], ref_logp[0, 1:3], entropy[0, 1:3] = [-0.5, -1.5], [-1.0, -1.0], [0.8, 1.2]
     logp[1, 3], ref_logp[1, 3], entropy[1, 3] = -0.2, -0.7, 0.4

@@ -55,10 +55,15 @@ def start_of(config: Config, parts: Parts, rollout: Rollout, scores: Sequence[Sc
     scores = [scores[row] for row in chosen]
     rollout = Rollout.of([rollout.trajectories[row] for row in chosen], info=rollout.info)
     cleared = clear_failed(rollout, scores)
-    reading = read(cleared, parts)
+    reading = read(cleared, parts, read_anew(config))
     coef = Coefficients(kl=float(parts.kl.coef), surrogate_kl=float(parts.penalty.coef))
     batch = estimate(cleared, scores, reading, config, kl_coef=coef.kl, normaliser=parts.normaliser)
     return Start(cleared, scores, reading, batch, coef)
+
+
+def read_anew(config: Config) -> Config:
+    """The config with nothing taken over from the sampler: identities are the trainer's own."""
+    return config.model_copy(update={"ppo": config.ppo.model_copy(update={"old_logp": "read"})})
 
 
 def spread_of_lengths(rollout: Rollout) -> list[int]:
@@ -72,7 +77,7 @@ def check_identities(config: Config, parts: Parts, start: Start, verdicts: Verdi
     """Every identity of the starting policy."""
     tolerance = TOLERANCE[config.model.dtype]
     policy = parts.learner.policy
-    _check_repeat(parts, start, verdicts)
+    _check_repeat(config, parts, start, verdicts)
     _check_ratio(config, policy, start, tolerance, verdicts)
     _check_reference(config, start, tolerance, verdicts)
     _check_layouts(parts, start, tolerance, verdicts)
@@ -80,8 +85,8 @@ def check_identities(config: Config, parts: Parts, start: Start, verdicts: Verdi
     _check_critic(parts, start, verdicts)
 
 
-def _check_repeat(parts: Parts, start: Start, verdicts: Verdicts) -> None:
-    again = read(start.rollout, parts)
+def _check_repeat(config: Config, parts: Parts, start: Start, verdicts: Verdicts) -> None:
+    again = read(start.rollout, parts, read_anew(config))
     pairs = (
         (start.reading.logp, again.logp),
         (start.reading.values, again.values),

@@ -30,6 +30,7 @@ from surefoot.data.prompts import PromptSet, prepare_prompts
 from surefoot.data.reading import read_rows
 from surefoot.envs import SingleTurn
 from surefoot.errors import ConfigError, RunError
+from surefoot.models.critic import SharedCritic
 from surefoot.models.load import context_length, load_model_config
 from surefoot.models.lora import base_of_adapter, is_adapter
 from surefoot.models.policy import FrozenReference, StartingReference
@@ -37,6 +38,7 @@ from surefoot.models.reward_model import RewardModel
 from surefoot.models.save import save_policy
 from surefoot.models.tokenizer import TextCodec, load_codec
 from surefoot.monitor.sinks import TensorBoardTracker
+from surefoot.parallel.allocator import keep_freed_memory
 from surefoot.protocols import Tracker
 from surefoot.records import Lineage
 from surefoot.rewards import CompositeReward, ScoreNormaliser
@@ -93,6 +95,7 @@ def train(config: Config, *, resume: bool = False, display: Display | None = Non
         RunError: trouble after the start; the last checkpoint is whole.
     """
     require(config, "train")
+    keep_freed_memory()
     earlier = _earlier_lineage(_folder_of(config).path) if resume else None
     with exact_arithmetic(config.run.threads or _threads_of(earlier)):
         inputs = read_inputs(config)
@@ -190,6 +193,7 @@ def build_parts(config: Config, inputs: Inputs) -> Parts:
         ),
         inputs.codec,
         samples_per_prompt=config.rollout.samples_per_prompt,
+        value_head=critic.head if isinstance(critic, SharedCritic) else None,
     )
     return Parts(
         learner=build_learner(config, policy, critic),

@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from surefoot.errors import RunError, SurefootError
+from surefoot.parallel.allocator import keep_freed_memory
 
 EXITS = "Exit codes: 0 done; 2 something to put right, nothing was written"
 RUN_EXITS = f"{EXITS}; 3 trouble in the run, its last checkpoint is whole; 130, 143 ended by Ctrl-C or SIGTERM."
@@ -101,6 +102,8 @@ def main() -> None:
     """Run a command; a user's mistake is one paragraph, never a traceback."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
     logging.getLogger("surefoot").setLevel(logging.INFO)
+    # Before torch is imported, which reads a part of it.
+    keep_freed_memory()
     try:
         app()
     except SurefootError as error:

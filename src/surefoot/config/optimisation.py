@@ -83,6 +83,9 @@ class PPOSection(Section):
     """Factor of the value loss."""
     entropy_coef: Annotated[float, Field(ge=0)] = 0.0
     """Factor of the entropy bonus."""
+    old_logp: Literal["sampled", "read"] = "sampled"
+    """Log-probabilities before the update: the sampler's own where it is the trainer's code and agrees with it to 1e-4
+    on some rows checked at each step; or, where not and with `read`, from reading the rollout once more."""
     cut_off: Literal["terminal", "bootstrap", "penalise"] = "terminal"
     """A trajectory cut off by the token limit: ends there, goes on with the critic's value, or loses the penalty."""
     missing_eos_penalty: Annotated[float, Field(ge=0)] = 1.0

@@ -7,7 +7,8 @@ model cannot see them; hence no padding mask exists, and positions are simply 0,
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from transformers import AttentionInterface
 
 from surefoot.errors import ModelError
+from surefoot.models.pieces import PiecePlan, attend_to_pieces, plan_pieces
 
 NAME = "surefoot"
 
@@ -27,41 +29,53 @@ class Padded:
 
 @dataclass(frozen=True)
 class Packed:
-    """``[1, N]`` rows end to end; ``lengths`` says where they part."""
+    """``[1, N]`` pieces of rows end to end.
+
+    Attributes:
+        lengths: where the pieces part.
+        before: for each piece the pieces that it continues, from the first on; none when left out.
+    """
 
     lengths: tuple[int, ...]
+    before: tuple[tuple[int, ...], ...] = ()
+
+    def plan(self, device: torch.device) -> PiecePlan:
+        """How attention is worked off on a device, the same for all layers."""
+        plans: dict[torch.device, PiecePlan] = self.__dict__.setdefault("_plans", {})
+        if device not in plans:
+            plans[device] = plan_pieces(self.lengths, self.before, device)
+        return plans[device]
 
 
 class KVCache:
-    """Keys and values of up to ``capacity`` tokens for R rows, allocated when the first layer writes.
+    """Keys and values of up to ``capacity`` tokens for ``rows`` rows, allocated when the first layer writes.
 
     Row r holds its tokens at 0, 1, ..., so rows of different lengths need no padding between prompt and response.
     """
 
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
+    def __init__(self, rows: int, capacity: int) -> None:
+        self.rows, self.capacity = rows, capacity
         self._keys: dict[int, Tensor] = {}
         self._values: dict[int, Tensor] = {}
 
     def fill(self, layer: int, keys: Tensor, values: Tensor, layout: Prefill) -> None:
-        """Store a prefill's ``[R, H, C, D]`` keys and values from position 0 on."""
+        """Store the prompts' ``[1, H, N, D]`` keys and values, each row's from position 0 on."""
         for store, new in ((self._keys, keys), (self._values, values)):
-            rows, heads, length, width = new.shape
             if layer not in store:
-                store[layer] = new.new_zeros(layout.total or rows, heads, self.capacity, width)
-            store[layer][layout.start : layout.start + rows, :, :length] = new
+                store[layer] = new.new_zeros(self.rows, new.shape[1], self.capacity, new.shape[3])
+            copies = new[0].index_select(1, layout.places.flatten()).unflatten(1, layout.places.shape)
+            store[layer][layout.rows, :, : layout.places.shape[1]] = copies.transpose(0, 1)
 
-    def append(
-        self, layer: int, keys: Tensor, values: Tensor, positions: Tensor, longest: int
-    ) -> tuple[Tensor, Tensor]:
-        """Write one token per row at its own position and return the first ``longest`` columns."""
-        rows = torch.arange(keys.shape[0], device=keys.device)
-        self._keys[layer][rows, :, positions] = keys[:, :, 0]
-        self._values[layer][rows, :, positions] = values[:, :, 0]
-        return self._keys[layer][:, :, :longest], self._values[layer][:, :, :longest]
+    def append(self, layer: int, keys: Tensor, values: Tensor, layout: Decode) -> tuple[Tensor, Tensor]:
+        """Write one token per row ``[R, H, 1, D]`` at its own position; gives the first columns, ``[R, H, C, D]``."""
+        places = layout.places(keys.shape[1])
+        for store, new in ((self._keys, keys), (self._values, values)):
+            store[layer].view(-1, new.shape[-1]).index_copy_(0, places, new.reshape(-1, new.shape[-1]))
+        return self._keys[layer][:, :, : layout.longest], self._values[layer][:, :, : layout.longest]
 
     def select(self, rows: Tensor) -> None:
-        """Keep these rows, in this order; a row may be kept several times."""
+        """Keep these rows, in this order."""
+        self.rows = len(rows)
         for store in (self._keys, self._values):
             for layer, tensor in store.items():
                 store[layer] = tensor.index_select(0, rows)
@@ -69,17 +83,19 @@ class KVCache:
 
 @dataclass(frozen=True)
 class Prefill:
-    """``[R, C]`` rows side by side whose keys and values go into the cache.
+    """``[1, N]`` prompts end to end whose keys and values go into the cache.
 
     Attributes:
-        cache: new, or filled with other rows so far.
-        start: the place of the first of them among the cache's rows.
-        total: rows that the cache will have; None: these.
+        packed: how they lie.
+        cache: where to.
+        rows: ``[P]`` their places among the cache's rows.
+        places: ``[P, C]`` where each one's tokens are among the N; repeated beyond its end.
     """
 
+    packed: Packed
     cache: KVCache
-    start: int = 0
-    total: int | None = None
+    rows: Tensor
+    places: Tensor
 
 
 @dataclass(frozen=True)
@@ -95,11 +111,28 @@ class Decode:
     cache: KVCache
     positions: Tensor
     longest: int
-    mask: Tensor = field(init=False)
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def mask(self) -> Tensor:
+        """``[R, 1, 1, C]`` boolean: what each row may see."""
         columns = torch.arange(self.longest, device=self.positions.device)
-        object.__setattr__(self, "mask", (columns[None] <= self.positions[:, None])[:, None, None])
+        return (columns[None] <= self.positions[:, None])[:, None, None]
+
+    def places(self, heads: int) -> Tensor:
+        """``[R * H]``: where the token's keys go in the cache of all rows, heads and positions."""
+        kept: dict[int, Tensor] = self.__dict__.setdefault("_places", {})
+        if heads not in kept:
+            rows = torch.arange(len(self.positions) * heads, device=self.positions.device)
+            kept[heads] = rows * self.cache.capacity + self.positions.repeat_interleave(heads)
+        return kept[heads]
+
+    def bias(self, heads: int, dtype: torch.dtype) -> Tensor:
+        """``[R * H, 1, C]``: 0 where a row may see, -inf where not."""
+        kept: dict[int, Tensor] = self.__dict__.setdefault("_bias", {})
+        if heads not in kept:
+            hidden = torch.zeros(self.mask.shape, dtype=dtype, device=self.mask.device)
+            kept[heads] = hidden.masked_fill_(~self.mask, -torch.inf)[:, 0].repeat_interleave(heads, dim=0)
+        return kept[heads]
 
 
 Layout = Padded | Packed | Prefill | Decode
@@ -119,25 +152,56 @@ def attention(
         if options.get(unknown) is not None:
             raise ModelError(f"attention with {unknown} is not supported", got=type(module).__name__)
     scale, softcap, window = options.get("scaling"), options.get("softcap"), options.get("sliding_window")
-    if isinstance(layout, Packed):
-        parts = [
-            _attend(q, k, v, scale, softcap, window)
-            for q, k, v in zip(
-                query.split(layout.lengths, dim=2),
-                key.split(layout.lengths, dim=2),
-                value.split(layout.lengths, dim=2),
-                strict=True,
-            )
-        ]
-        out = torch.cat(parts, dim=2)
-    elif isinstance(layout, Decode):
-        keys, values = layout.cache.append(module.layer_idx, key, value, layout.positions, layout.longest)
+    if isinstance(layout, Prefill):
+        layout.cache.fill(module.layer_idx, key, value, layout)
+    if isinstance(layout, (Packed, Prefill)):
+        packed = layout.packed if isinstance(layout, Prefill) else layout
+        return _packed(query, key, value, packed, scale, softcap, window), None
+    if isinstance(layout, Decode):
+        keys, values = layout.cache.append(module.layer_idx, key, value, layout)
+        if softcap is None and (window is None or keys.shape[2] <= window):
+            return _next_token(query, keys, values, scale, layout), None
         out = _attend(query, keys, values, scale, softcap, window, decode=layout)
     else:
-        if isinstance(layout, Prefill):
-            layout.cache.fill(module.layer_idx, key, value, layout)
         out = _attend(query, key, value, scale, softcap, window)
     return out.transpose(1, 2).contiguous(), None
+
+
+def _packed(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layout: Packed,
+    scale: float | None,
+    softcap: float | None,
+    window: int | None,
+) -> Tensor:
+    """Each piece attends to itself and to the pieces before it; ``[1, N, H, D]``."""
+    if softcap is None and window is None:
+        return attend_to_pieces(query, key, value, layout.plan(query.device), scale)
+    keys, values = key.split(layout.lengths, dim=2), value.split(layout.lengths, dim=2)
+    parts = []
+    for i, q in enumerate(query.split(layout.lengths, dim=2)):
+        before = layout.before[i] if layout.before else ()
+        k = torch.cat([keys[j] for j in (*before, i)], dim=2) if before else keys[i]
+        v = torch.cat([values[j] for j in (*before, i)], dim=2) if before else values[i]
+        parts.append(_attend(q, k, v, scale, softcap, window).transpose(1, 2))
+    return torch.cat(parts, dim=1)
+
+
+def _next_token(query: Tensor, keys: Tensor, values: Tensor, scale: float | None, layout: Decode) -> Tensor:
+    """One query per row, ``[R, 1, H, D]``: queries that share a key's head are one small matrix."""
+    rows, heads, _, width = keys.shape
+    q = query.reshape(rows * heads, query.shape[1] // heads, width)
+    scores = torch.baddbmm(
+        layout.bias(heads, q.dtype),
+        q,
+        keys.flatten(0, 1).transpose(1, 2),
+        alpha=width**-0.5 if scale is None else scale,
+    )
+    wide = torch.promote_types(scores.dtype, torch.float32)
+    weights = torch.softmax(scores, dim=-1, dtype=wide).to(scores.dtype)
+    return torch.bmm(weights, values.flatten(0, 1)).view(rows, 1, -1, width)
 
 
 def _attend(
@@ -149,13 +213,22 @@ def _attend(
     window: int | None,
     decode: Decode | None = None,
 ) -> Tensor:
+    """Causal attention of the last ``C`` of ``K`` tokens, or of one token per row of a cache."""
     windowed = window is not None and key.shape[2] > window
     grouped = key.shape[1] != query.shape[1]
     if softcap is None and not windowed:
-        if decode is None:
+        if decode is None and query.shape[2] == key.shape[2]:
             return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=grouped)
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=decode.mask, scale=scale, enable_gqa=grouped)
+        mask = _causal(query.shape[2], key.shape[2], query.device) if decode is None else decode.mask
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale, enable_gqa=grouped)
     return _explicit(query, key, value, scale, softcap, _visible(query, key, window, decode))
+
+
+@lru_cache(maxsize=256)
+def _causal(queries: int, keys: int, device: torch.device) -> Tensor:
+    """``[C, K]``: which keys each of the last ``queries`` tokens sees."""
+    columns = torch.arange(keys, device=device)
+    return columns <= columns[keys - queries :, None]
 
 
 def _visible(query: Tensor, key: Tensor, window: int | None, decode: Decode | None) -> Tensor:
@@ -165,7 +238,7 @@ def _visible(query: Tensor, key: Tensor, window: int | None, decode: Decode | No
         at = decode.positions[:, None, None, None]
         mask = decode.mask
     else:
-        at = torch.arange(query.shape[2], device=query.device)[None, None, :, None]
+        at = columns[None, None, key.shape[2] - query.shape[2] :, None]
         mask = columns <= at
     return mask if window is None else mask & (columns > at - window)
 

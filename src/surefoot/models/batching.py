@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from surefoot.errors import DataError
-from surefoot.models.attention import Layout, Packed, Padded
+from surefoot.models.attention import Layout
+from surefoot.models.packing import groups_within, pack, pad
 from surefoot.records import IntArray, Rollout
 
 
@@ -30,7 +31,8 @@ class MicroBatch:
         tokens: ``[n]`` the action tokens.
         where: row and column of each of the n tokens in the rollout.
         local: ``[n]`` row of each token within ``rows``.
-        last: ``[r]`` flat positions of the states after each row's last token.
+        last: ``[r]`` flat positions of the states after each row's last token that is read.
+        longest: tokens of the longest row.
     """
 
     rows: IntArray
@@ -42,64 +44,75 @@ class MicroBatch:
     where: tuple[IntArray, IntArray]
     local: IntArray
     last: Tensor
+    longest: int
 
 
 def micro_batches(
-    rollout: Rollout, rows: Sequence[int] | IntArray, *, tokens: int, packed: bool, device: torch.device
+    rollout: Rollout,
+    rows: Sequence[int] | IntArray,
+    *,
+    tokens: int,
+    packed: bool,
+    device: torch.device,
+    after: bool = False,
 ) -> Iterator[MicroBatch]:
     """Cut rows into micro-batches of at most ``tokens`` tokens (one row always fits).
 
-    Rows of one length class come together, so that little is padded; in the packed layout nothing is.
+    Args:
+        rollout, rows: which.
+        tokens, packed: as in :func:`surefoot.models.packing.groups_within`.
+        device, after: as in :func:`lay_out`.
     """
-    order = sorted((int(r) for r in rows), key=lambda r: (int(rollout.lengths[r]), r))
-    group: list[int] = []
-    for row in order:
-        length = int(rollout.lengths[row])
-        used = sum(int(rollout.lengths[r]) for r in group) if packed else length * len(group)
-        if group and used + length > tokens:
-            yield lay_out(rollout, group, packed=packed, device=device)
-            group = []
-        group.append(row)
-    if group:
-        yield lay_out(rollout, group, packed=packed, device=device)
+    ids = [_read_part(rollout, int(r), after=after) for r in rows]
+    for group in groups_within(ids, tokens, packed=packed):
+        yield lay_out(rollout, [int(rows[i]) for i in group], packed=packed, device=device, after=after)
 
 
-def lay_out(rollout: Rollout, rows: Sequence[int], *, packed: bool, device: torch.device) -> MicroBatch:
+def lay_out(
+    rollout: Rollout, rows: Sequence[int], *, packed: bool, device: torch.device, after: bool = False
+) -> MicroBatch:
     """One micro-batch of exactly these rows; what stands off the rows' lengths is never looked at.
 
+    Args:
+        rollout, rows: which.
+        packed: end to end; else side by side.
+        device: where to.
+        after: also read what no action token depends on, up to the state after the last token.
     Raises:
         DataError: the first token of a row is on the mask.
     """
     index = np.asarray(rows, dtype=np.int64)
-    lengths = rollout.lengths[index]
-    width = int(lengths.max())
-    real = np.arange(width) < lengths[:, None]
-    mask = rollout.mask[index, :width] & real
+    ids = [_read_part(rollout, r, after=after) for r in rows]
+    width = int(rollout.lengths[index].max())
+    mask = rollout.mask[index, :width] & (np.arange(width) < rollout.lengths[index][:, None])
     if mask[:, 0].any():
         raise DataError("the first token of a trajectory cannot be an action token: no token precedes it")
     local, columns = np.nonzero(mask)
-    if packed:
-        ids = np.concatenate([rollout.tokens[r, :n] for r, n in zip(index, lengths, strict=True)])[None]
-        positions = np.concatenate([np.arange(n) for n in lengths])[None]
-        starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
-        layout: Layout = Packed(tuple(int(n) for n in lengths))
-    else:
-        ids = np.where(real, rollout.tokens[index, :width], 0)
-        positions = np.broadcast_to(np.arange(width), ids.shape)
-        starts = np.arange(len(index)) * width
-        layout = Padded()
+    laid = pack(ids) if packed else pad(ids)
+    starts = np.cumsum([0, *map(len, ids)])[:-1]
+    flat = np.concatenate(laid.places)
 
     def tensor(array: IntArray) -> Tensor:
         return torch.from_numpy(np.array(array)).to(device)
 
     return MicroBatch(
         rows=index,
-        input_ids=tensor(ids),
-        position_ids=tensor(positions),
-        layout=layout,
-        states=tensor(starts[local] + columns - 1),
+        input_ids=tensor(laid.ids),
+        position_ids=tensor(laid.positions),
+        layout=laid.layout,
+        states=tensor(flat[starts[local] + columns - 1]),
         tokens=tensor(rollout.tokens[index[local], columns]),
         where=(index[local], columns),
         local=local,
-        last=tensor(starts + lengths - 1),
+        last=tensor(np.array([place[-1] for place in laid.places])),
+        longest=int(rollout.lengths[index].max()),
     )
+
+
+def _read_part(rollout: Rollout, row: int, *, after: bool) -> IntArray:
+    """The tokens of a row that must be read: what follows the state of its last action token only if asked for."""
+    length = int(rollout.lengths[row])
+    if not after:
+        actions = np.nonzero(rollout.mask[row, :length])[0]
+        length = max(1, int(actions[-1])) if len(actions) else 1
+    return rollout.tokens[row, :length]

@@ -14,6 +14,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceCl
 
 from surefoot.errors import ModelError
 from surefoot.models.batching import MicroBatch
+from surefoot.models.layers import use_kernels
 from surefoot.models.load import (
     DTYPES,
     first_line,
@@ -156,6 +157,7 @@ def load_critic(
     if head_file.is_file():
         head = _read_head(head_file, trunk.config.get_text_config().hidden_size)
     trunk.to(device).eval().requires_grad_(False)
+    use_kernels(trunk)
     probe(trunk, trunk)
     trunk.requires_grad_(lora is None)
     critic = SeparateCritic(trunk, _to_wide(head, torch.device(device), trunk.dtype), plan or BatchPlan())

@@ -20,8 +20,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as library_logging
 
 from surefoot.errors import ModelError
-from surefoot.models.attention import NAME, Packed
+from surefoot.models.attention import NAME
 from surefoot.models.batching import MicroBatch
+from surefoot.models.layers import use_kernels
 from surefoot.models.output_head import HeadSettings, OutputHead
 from surefoot.models.probe import probe
 
@@ -97,8 +98,7 @@ def hidden_states(trunk: nn.Module, batch: MicroBatch) -> Tensor:
     Raises:
         ModelError: a row is longer than the model's context.
     """
-    layout = batch.layout
-    longest = max(layout.lengths) if isinstance(layout, Packed) else batch.input_ids.shape[1]
+    longest = batch.longest
     limit = context_length(trunk.config)
     if limit is not None and longest > limit:
         raise ModelError(
@@ -163,6 +163,7 @@ def load_causal_lm(
         grow_embeddings(model, rows_needed)
     model.to(device).eval().requires_grad_(False)
     lm = CausalLM(model, folder, head_settings(model.config, temperature, banned))
+    use_kernels(model)
     probe(model, lm.trunk, lm.head)
     return lm
 

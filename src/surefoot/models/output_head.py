@@ -1,7 +1,8 @@
 """From hidden states to the log-probability and entropy of one token each, never holding ``[B, T, V]``.
 
-Logits exist for a few rows at a time, in the forward pass and again in the backward pass, where their gradient is
-formed and used up chunk by chunk.
+Logits exist for a few rows at a time. Where the output layer is trained they are made again in the backward pass, and
+their gradient is formed and used up chunk by chunk. Where it is frozen, the gradient of a token's log-probability with
+respect to its state is made together with the log-probability, so that nothing is made twice.
 """
 
 from __future__ import annotations
@@ -16,10 +17,9 @@ from torch.autograd.function import once_differentiable
 
 from surefoot.errors import ModelError
 
-# Logits at a time: large enough for full-speed matrix products, small beside the weights. On a CPU what is passed over
-# several times had better stay in its cache (measured: 16 MB takes two thirds of the time of 64 MB).
+# Logits at a time: large enough for full-speed matrix products, small beside the weights. Smaller chunks stay in a
+# CPU's cache, but the gradient of the weights is read and written once a chunk, which costs more.
 CHUNK_BYTES = 64 * 2**20
-CPU_CHUNK_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,9 @@ class _TokenLogp(torch.autograd.Function):
         grad_bias = torch.zeros_like(bias, dtype=lse.dtype) if bias is not None and ctx.needs_input_grad[2] else None
         for rows in _chunks(tokens, weight, lse.dtype):
             z = settings.logits(torch.nn.functional.linear(hidden[rows], weight, bias))
+            # What is still needed afterwards must not be written over.
             log_p = z - lse[rows, None] if settings.softcap is not None else z.sub_(lse[rows, None])
-            grad = torch.exp(log_p)
+            grad = log_p.exp_() if grad_entropy is None else torch.exp(log_p)
             if grad_entropy is not None:
                 # dH / dz = -p (log p + H)
                 factor = log_p.add_(entropy[rows, None]).mul_(-grad_entropy[rows, None])
@@ -150,9 +151,36 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 def _chunks(tokens: Tensor, weight: Tensor, dtype: torch.dtype) -> list[slice]:
-    limit = CPU_CHUNK_BYTES if weight.device.type == "cpu" else CHUNK_BYTES
-    rows, size = len(tokens), max(1, limit // (dtype.itemsize * weight.shape[0]))
+    rows, size = len(tokens), max(1, CHUNK_BYTES // (dtype.itemsize * weight.shape[0]))
     return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
+
+
+class _FrozenTokenLogp(torch.autograd.Function):
+    """As :class:`_TokenLogp` for an output layer that is not trained, without entropies."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, tokens: Tensor, settings: HeadSettings
+    ) -> Tensor:
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        logp = hidden.new_empty(len(tokens), dtype=wide)
+        # d logp / d hidden; a loss only scales its rows.
+        direction = torch.empty_like(hidden)
+        for rows in _chunks(tokens, weight, wide):
+            z = settings.logits(torch.nn.functional.linear(hidden[rows], weight, bias))
+            log_p, chosen = torch.log_softmax(z, dim=-1), tokens[rows, None]
+            logp[rows] = log_p.gather(1, chosen)[:, 0]
+            grad = log_p.exp_().neg_()
+            grad.scatter_add_(1, chosen, torch.ones_like(grad[:, :1]))
+            torch.mm(settings.raw_gradient(grad, z).to(hidden.dtype), weight, out=direction[rows])
+        ctx.save_for_backward(direction)
+        return logp
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+        (direction,) = ctx.saved_tensors
+        return (direction * grad[:, None]).to(direction.dtype), None, None, None, None
 
 
 class OutputHead:
@@ -176,19 +204,24 @@ class OutputHead:
         Returns:
             ``[n]`` log-probabilities and ``[n]`` entropies or None, in float32 at least.
         """
-        weight, bias = self._parameters()
+        weight, bias = self.parameters()
         banned = self.settings.banned
         if banned and len(tokens) and torch.isin(tokens, _index(banned, tokens.device)).any():
             raise ModelError("an action token is an id that no token of the vocabulary has", hint="check the tokenizer")
+        trained = weight.requires_grad or (bias is not None and bias.requires_grad)
+        if hidden.requires_grad and not trained and not entropy:
+            only: Any = _FrozenTokenLogp.apply
+            return only(hidden, weight, bias, tokens, self.settings), None
         apply: Any = _TokenLogp.apply
         out: tuple[Tensor, Tensor | None] = apply(hidden, weight, bias, tokens, self.settings, entropy)
         return out
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Finished logits ``[n, V]`` of a few states, for sampling; no gradient is meant to flow."""
-        weight, bias = self._parameters()
+        weight, bias = self.parameters()
         return self.settings.logits(torch.nn.functional.linear(hidden, weight, bias))
 
-    def _parameters(self) -> tuple[Tensor, Tensor | None]:
+    def parameters(self) -> tuple[Tensor, Tensor | None]:
+        """``[V, H]`` weight and ``[V]`` bias, if any."""
         layer: Any = self.layer
         return layer.weight, getattr(layer, "bias", None)

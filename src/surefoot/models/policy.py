@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -71,9 +72,11 @@ class CausalPolicy:
         assert scores.logp is not None and scores.entropy is not None
         return Evaluation(scores.logp, scores.entropy)
 
-    def read(self, rollout: Rollout, value_head: ValueHead | None = None) -> TokenScores:
-        """As :meth:`evaluate`, and values from the same pass where a value head sits on the trunk."""
-        return score_rollout(self.lm.trunk, rollout, self.plan, head=self.lm.head, value_head=value_head)
+    def read(
+        self, rollout: Rollout, value_head: ValueHead | None = None, rows: Sequence[int] | None = None
+    ) -> TokenScores:
+        """As :meth:`evaluate`, of these rows only; and values, where a value head sits on the trunk."""
+        return score_rollout(self.lm.trunk, rollout, self.plan, head=self.lm.head, value_head=value_head, rows=rows)
 
     def forward(self, batch: MicroBatch, *, entropy: bool = False) -> tuple[Tensor, Tensor | None, Tensor]:
         """One differentiable pass over a micro-batch of n action tokens.
@@ -95,7 +98,7 @@ class FrozenReference:
 
     def logp(self, rollout: Rollout) -> FloatArray:
         """``[B, T]`` log-probabilities of the action tokens, 0 off the mask."""
-        return CausalPolicy(self.lm, self.plan).evaluate(rollout).logp
+        return _logp_alone(self.lm, rollout, self.plan)
 
     def digest(self) -> str:
         """sha256 of its weights."""
@@ -116,12 +119,18 @@ class StartingReference:
     def logp(self, rollout: Rollout) -> FloatArray:
         """``[B, T]`` log-probabilities of the action tokens, 0 off the mask."""
         with starting_policy(self._policy.lm.adapters):
-            return self._policy.evaluate(rollout).logp
+            return _logp_alone(self._policy.lm, rollout, self._policy.plan)
 
     def digest(self) -> str:
         """sha256 of the frozen weights."""
         module = self._policy.module
         return digest_tensors((name, p) for name, p in module.named_parameters() if not p.requires_grad)
+
+
+def _logp_alone(lm: CausalLM, rollout: Rollout, plan: BatchPlan) -> FloatArray:
+    scores = score_rollout(lm.trunk, rollout, plan, head=lm.head, want_entropy=False)
+    assert scores.logp is not None
+    return scores.logp
 
 
 def load_policy(

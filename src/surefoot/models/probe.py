@@ -123,9 +123,11 @@ def _compare_packed(model: Any, trunk: nn.Module, ids: Tensor, whole: Tensor) ->
 def _compare_decoded(model: Any, trunk: nn.Module, ids: Tensor, whole: Tensor) -> None:
     """The last token of a long and of a short row, decoded from a cache."""
     at = torch.tensor([ids.shape[1] - 1, SHORT - 1], device=ids.device)
-    cache = KVCache(ids.shape[1])
-    both = ids.expand(2, -1)
-    _states(trunk, both[:, :-1], _positions(both)[:, :-1], Prefill(cache))
+    cache = KVCache(2, ids.shape[1])
+    both, one = ids.expand(2, -1), ids[:, :-1]
+    everything = torch.arange(one.shape[1], device=ids.device).expand(2, -1)
+    prefill = Prefill(Packed((one.shape[1],)), cache, torch.arange(2, device=ids.device), everything)
+    _states(trunk, one, _positions(one), prefill)
     token = both.gather(1, at[:, None])
     states = _states(trunk, token, at[:, None], Decode(cache, at, ids.shape[1]))
     _compare(model, states[:, 0], whole[0, at], "tokens decoded from a cache differ")

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
@@ -20,12 +21,14 @@ from transformers import AutoModelForSequenceClassification
 from transformers.utils import cached_file
 
 from surefoot.errors import DataError, ModelError
-from surefoot.models.attention import Padded
 from surefoot.models.digest import digest_tensors
+from surefoot.models.layers import use_kernels
 from surefoot.models.load import DTYPES, context_length, from_pretrained, load_model_config
 from surefoot.models.messages import Messages
+from surefoot.models.packing import LaidRows, groups_within, pack, pad
 from surefoot.models.probe import library_attention, probe
 from surefoot.models.tokenizer import load_codec
+from surefoot.records import IntArray
 
 logger = logging.getLogger("surefoot")
 
@@ -71,6 +74,7 @@ class RewardModel:
         self.codec = load_codec(folder, trust_remote_code=trust_remote_code)
         self.truncated = 0
         self._model = model.to(device).eval().requires_grad_(False)
+        use_kernels(model)
         self._score: nn.Linear = model.score
         self._rows = int(model.get_input_embeddings().weight.shape[0])
         self._batch_tokens = batch_tokens
@@ -132,14 +136,11 @@ class RewardModel:
     def score_tokens(self, rows: Sequence[Sequence[int]]) -> list[float]:
         """One score per row of ids of this model's own vocabulary, in order; none of them empty."""
         scores = [0.0] * len(rows)
-        for group in _groups([len(row) for row in rows], self._batch_tokens):
-            width = max(len(rows[b]) for b in group)
-            ids = torch.zeros(len(group), width, dtype=torch.long)
-            mask = torch.zeros(len(group), width, dtype=torch.bool)
-            for n, b in enumerate(group):
-                ids[n, : len(rows[b])] = torch.tensor(rows[b])
-                mask[n, : len(rows[b])] = True
-            for b, score in zip(group, self._forward(ids, last_index(mask)).tolist(), strict=True):
+        ids = [np.asarray(row, dtype=np.int64) for row in rows]
+        packed = self._score.weight.device.type == "cpu"
+        for group in groups_within(ids, self._batch_tokens, packed=packed):
+            part = [ids[b] for b in group]
+            for b, score in zip(group, self._forward(pack(part) if packed else pad(part)).tolist(), strict=True):
                 scores[b] = score
         return scores
 
@@ -155,14 +156,20 @@ class RewardModel:
         """sha256 of the weights as they are in memory: equal before and after a run."""
         return digest_tensors(self._model.state_dict().items())
 
-    def _forward(self, ids: Tensor, index: Tensor) -> Tensor:
-        """``[B]`` scores in float32 at least, read at position ``index`` ``[B]`` of each row of ``ids`` ``[B, T]``."""
-        device = self._score.weight.device
-        positions = torch.arange(ids.shape[1], device=device).expand_as(ids)
+    def _forward(self, laid: LaidRows) -> Tensor:
+        """``[B]`` scores in float32 at least, read at the last token of each row."""
+
+        def tensor(array: IntArray) -> Tensor:
+            return torch.from_numpy(np.array(array)).to(self._score.weight.device)
+
         out = self._model.base_model(
-            input_ids=ids.to(device), position_ids=positions, use_cache=False, attention_layout=Padded()
+            input_ids=tensor(laid.ids),
+            position_ids=tensor(laid.positions),
+            use_cache=False,
+            attention_layout=laid.layout,
         )
-        states = out.last_hidden_state[torch.arange(len(ids), device=device), index.to(device)]
+        last = tensor(np.array([place[-1] for place in laid.places]))
+        states = out.last_hidden_state.flatten(0, 1).index_select(0, last)
         wide = torch.promote_types(states.dtype, torch.float32)
         bias = None if self._score.bias is None else self._score.bias.to(wide)
         return nn.functional.linear(states.to(wide), self._score.weight.to(wide), bias)[:, 0]
@@ -175,7 +182,7 @@ class RewardModel:
         padding = self._model.config.get_text_config().pad_token_id
         ids = [i for i in (n * 7919 % self._rows for n in range(1, 4 * length)) if i != padding][:length]
         row = torch.tensor([ids])
-        ours = float(self._forward(row, torch.tensor([len(ids) - 1])))
+        ours = float(self._forward(pad([row[0].numpy()])))
         with library_attention(self._model, "eager"):
             theirs = float(self._model(input_ids=row.to(self._score.weight.device)).logits[0, 0])
         # Rotary angles and norms are in float32 in the library's own code, whatever the type of the weights.
@@ -187,31 +194,6 @@ class RewardModel:
                 got=f"{ours:.6g} against {theirs:.6g}",
                 hint="this architecture is not read at its last token, or changes its output; it is not supported",
             )
-
-
-def last_index(attention_mask: Tensor) -> Tensor:
-    """``[B]``: the largest index at which the mask ``[B, T]`` is 1, on whichever side the padding stands.
-
-    Raises:
-        DataError: a row has no real token.
-    """
-    real = attention_mask.bool()
-    if not bool(real.any(dim=1).all()):
-        raise DataError("a row of the attention mask has no real token")
-    places = torch.arange(real.shape[1], device=real.device)
-    return torch.where(real, places, -1).max(dim=1).values
-
-
-def _groups(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
-    """Row numbers in groups of at most ``tokens`` tokens once padded, rows of one length class together."""
-    group: list[int] = []
-    for row in sorted(range(len(lengths)), key=lambda r: (lengths[r], r)):
-        if group and lengths[row] * (len(group) + 1) > tokens:
-            yield group
-            group = []
-        group.append(row)
-    if group:
-        yield group
 
 
 def _load(folder: str, dtype: str, trust_remote_code: bool) -> Any:

@@ -173,7 +173,7 @@ def _probe_batch(model: Any) -> MicroBatch:
     ids = [int(i) for i in np.linspace(0, rows - 1, length)]
     rollout = Rollout.of([Trajectory(ids, [False] + [True] * (length - 1))])
     device = next(model.parameters()).device
-    return lay_out(rollout, [0], packed=False, device=device)
+    return lay_out(rollout, [0], packed=False, device=device, after=True)
 
 
 @torch.no_grad()

@@ -82,6 +82,7 @@ def score_rollout(
     head: OutputHead | None = None,
     value_head: ValueHead | None = None,
     rows: Sequence[int] | None = None,
+    want_entropy: bool = True,
 ) -> TokenScores:
     """Read a rollout without gradients.
 
@@ -89,7 +90,7 @@ def score_rollout(
         trunk: makes hidden states.
         rollout: B trajectories.
         plan: how to cut it.
-        head: gives log-probabilities and entropies.
+        head: gives log-probabilities, and entropies unless ``want_entropy`` is off.
         value_head: gives values.
         rows: only these rows are read, the others stay 0.
     Raises:
@@ -108,14 +109,16 @@ def score_rollout(
         out[name][where] = array
 
     shape = rollout.tokens.shape
-    for batch in micro_batches(rollout, chosen, tokens=plan.tokens, packed=plan.packed(device), device=device):
+    after = value_head is not None
+    cut = micro_batches(rollout, chosen, tokens=plan.tokens, packed=plan.packed(device), device=device, after=after)
+    for batch in cut:
         flat = hidden_states(trunk, batch)
         states = flat.index_select(0, batch.states)
         if head is not None:
-            logp, entropy = head.logp(states, batch.tokens, entropy=True)
-            assert entropy is not None
+            logp, entropy = head.logp(states, batch.tokens, entropy=want_entropy)
             put("logp", batch.where, logp, shape)
-            put("entropy", batch.where, entropy, shape)
+            if entropy is not None:
+                put("entropy", batch.where, entropy, shape)
         if value_head is not None:
             put("values", batch.where, value_head(states), shape)
             put("after", batch.rows, value_head(flat.index_select(0, batch.last)), shape[:1])

@@ -1,7 +1,8 @@
 """Batched decoding with a preallocated cache: many sequences in, their continuations out.
 
 Rows keep their own positions in the cache, so prompts of different lengths need no padding between prompt and
-response; finished rows leave the batch in groups, since removing them one by one costs more than it saves.
+response. Ended rows are replaced by waiting prompts; when none wait they leave the batch, in groups, since removing
+them one by one costs more than it saves.
 """
 
 from __future__ import annotations
@@ -17,14 +18,19 @@ import torch
 from torch import Tensor
 
 from surefoot.errors import ConfigError, RolloutError
-from surefoot.models.attention import Decode, KVCache, Prefill
+from surefoot.models.attention import Decode, KVCache, Packed, Prefill
+from surefoot.models.decoder import Decoder, decoder_for
 from surefoot.models.load import CausalLM
+from surefoot.models.packing import groups_within, pack
+from surefoot.models.scoring import ValueHead
 from surefoot.records import StopReason
-from surefoot.rollout.sampling import sample_tokens
+from surefoot.rollout.sampling import Drawn, sample_tokens
 
 # Rows are dropped from the batch once this share of it has finished.
 COMPACT_BELOW = 0.75
-# Prompts are read in groups of at most this many tokens, padding included.
+# While prompts wait, they take the places of ended rows once this share of the batch has ended.
+REFILL_FROM = 0.25
+# Prompts are read in groups of at most this many tokens.
 PREFILL_TOKENS = 8192
 
 
@@ -64,28 +70,41 @@ class Sampling:
 
 @dataclass
 class Continuation:
-    """What a row became: sampled ids, their log-probabilities, and why it ended."""
+    """What a row became.
+
+    Attributes:
+        tokens: sampled ids.
+        logp, entropy: their log-probabilities, and the entropies of what they were drawn from.
+        values: of the states they were chosen in; empty without a value head.
+        stop_reason: why it ended.
+    """
 
     tokens: list[int] = field(default_factory=list)
     logp: list[float] = field(default_factory=list)
+    entropy: list[float] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
     stop_reason: StopReason = StopReason.LENGTH
 
 
 @dataclass
 class _Batch:
-    """The rows still being decoded.
+    """The rows being decoded; one that has ended keeps its place until another takes it.
 
     Attributes:
         rows: numbers of their sequences.
         room: tokens each may still get.
         lengths: ``[R]`` tokens each has in the cache; the next one goes there.
+        states: ``[R, H]`` after the last of them.
         cache: keys and values.
+        decoder: reads one token a row.
     """
 
     rows: list[int]
     room: list[int]
     lengths: Tensor
+    states: Tensor
     cache: KVCache
+    decoder: Decoder | None
 
 
 @torch.no_grad()
@@ -95,15 +114,17 @@ def decode(
     uniform: Sequence[npt.NDArray[np.float64]],
     sampling: Sampling,
     text_of: Callable[[Sequence[int]], str] | None = None,
+    value_head: ValueHead | None = None,
 ) -> list[Continuation]:
     """Continue every sequence.
 
     Args:
         lm: the model.
-        sequences: token ids, at least one each; equal ones are read once and share their prefill.
+        sequences: token ids, at least one each; what several begin with is read once.
         uniform: for each sequence ``max_new_tokens`` draws from [0, 1), so that a row's tokens are its own.
         sampling: how to draw and when to stop.
         text_of: ids to text; needed for stop strings.
+        value_head: on the model's trunk; values are read in passing.
     Returns:
         one continuation a sequence, cut off (``StopReason.LENGTH``) where the model's context ends; empty where a
         sequence fills it already.
@@ -116,117 +137,135 @@ def decode(
     draws = torch.from_numpy(np.stack(uniform)).to(lm.device)
     context = lm.context or sys.maxsize
     room = [min(sampling.max_new_tokens, context - len(ids)) for ids in sequences]
-    order = sorted((i for i in range(len(sequences)) if room[i] > 0), key=lambda i: (len(sequences[i]), i))
-    size = sampling.max_rows or max(1, len(order))
-    for start in range(0, len(order), size):
-        rows = order[start : start + size]
-        batch, states = _prefill(lm, sequences, rows, [room[i] for i in rows])
-        _decode_batch(lm, batch, states, draws, sampling, text_of, out)
-    return out
+    waiting = sorted((i for i in range(len(sequences)) if room[i] > 0), key=lambda i: (len(sequences[i]), i))
+    if not waiting:
+        return out
+    size = min(sampling.max_rows or len(waiting), len(waiting))
+    # The last token drawn is never read.
+    cache = KVCache(size, max(len(sequences[i]) + room[i] - 1 for i in waiting))
+    first, waiting = waiting[:size], waiting[size:]
+    states = _prefill(lm, [sequences[i] for i in first], cache, list(range(size)))
+    known = torch.tensor([len(sequences[i]) for i in first], device=lm.device)
+    batch = _Batch(first, [room[i] for i in first], known, states, cache, decoder_for(lm, size))
+    while True:
+        values = None if value_head is None else value_head(batch.states).tolist()
+        drawn = _draw(lm, batch, draws, sampling, out)
+        _record(batch, drawn, values, sampling, text_of, out)
+        tokens = drawn.tokens
+        ended = [place for place, left in enumerate(batch.room) if left == 0]
+        going_on = len(batch.rows) - len(ended)
+        if not going_on and not waiting:
+            return out
+        if not waiting and going_on <= COMPACT_BELOW * len(batch.rows):
+            tokens = _drop(batch, ended, tokens)
+        if going_on:
+            _advance(lm, batch, tokens)
+        if waiting and len(ended) >= REFILL_FROM * len(batch.rows):
+            places, taken, waiting = ended[: len(waiting)], waiting[: len(ended)], waiting[len(ended) :]
+            _refill(lm, batch, places, {i: (sequences[i], room[i]) for i in taken})
 
 
-def _decode_batch(
+def _draw(
     lm: CausalLM,
     batch: _Batch,
-    states: Tensor,
     draws: Tensor,
     sampling: Sampling,
-    text_of: Callable[[Sequence[int]], str] | None,
     out: list[Continuation],
-) -> None:
-    for step in range(sampling.max_new_tokens):
-        logits = lm.head.logits(states)
-        if sampling.temperature is not None:
-            logits = logits * (lm.head.settings.temperature / sampling.temperature)
-        active = torch.tensor(batch.rows, device=lm.device)
-        tokens, logp = sample_tokens(
-            logits, draws[active, step], greedy=sampling.greedy, top_k=sampling.top_k, top_p=sampling.top_p
-        )
-        alive = _record(batch, tokens.tolist(), logp.tolist(), sampling, text_of, out)
-        if not any(alive):
-            return
-        if sum(alive) <= COMPACT_BELOW * len(alive):
-            kept = [i for i, a in enumerate(alive) if a]
-            keep = torch.tensor(kept, device=lm.device)
-            batch.cache.select(keep)
-            batch.rows, batch.room = [batch.rows[i] for i in kept], [batch.room[i] for i in kept]
-            batch.lengths, tokens = batch.lengths[keep], tokens[keep]
-        states = _advance(lm, batch, tokens)
+) -> Drawn:
+    """Draw the next token of each row, ``[R]``; of no meaning in rows that have ended."""
+    logits = lm.head.logits(batch.states) if batch.decoder is None else batch.decoder.logits(batch.states)
+    if sampling.temperature is not None:
+        logits = logits * (lm.head.settings.temperature / sampling.temperature)
+    last = draws.shape[1] - 1
+    drawn = torch.tensor([min(len(out[row].tokens), last) for row in batch.rows], device=lm.device)
+    uniform = draws[torch.tensor(batch.rows, device=lm.device), drawn]
+    return sample_tokens(logits, uniform, greedy=sampling.greedy, top_k=sampling.top_k, top_p=sampling.top_p)
 
 
-def _prefill(
-    lm: CausalLM, sequences: Sequence[Sequence[int]], rows: list[int], room: list[int]
-) -> tuple[_Batch, Tensor]:
-    """Read the sequences, each distinct one once; gives the state after the last token of each row."""
-    distinct: dict[tuple[int, ...], int] = {}
-    which = [distinct.setdefault(tuple(sequences[row]), len(distinct)) for row in rows]
-    prompts = list(distinct)
-    # The last token drawn is never read.
-    lengths = [len(sequences[row]) + more - 1 for row, more in zip(rows, room, strict=True)]
-    cache = KVCache(max(len(prompts[-1]), *lengths))
-    states, at = [], 0
-    while at < len(prompts):
-        # Shortest first, so the last of a group is its width.
-        end = at + 1
-        while end < len(prompts) and (end + 1 - at) * len(prompts[end]) <= PREFILL_TOKENS:
-            end += 1
-        states.append(_read(lm, prompts[at:end], Prefill(cache, at, len(prompts))))
-        at = end
-    index = torch.tensor(which, device=lm.device)
-    cache.select(index)
-    known = torch.tensor([len(sequences[row]) for row in rows], device=lm.device)
-    return _Batch(list(rows), list(room), known, cache), torch.cat(states)[index]
+def _drop(batch: _Batch, ended: list[int], tokens: Tensor) -> Tensor:
+    """Let ended rows leave the batch; gives the tokens of those that stay."""
+    kept = sorted(set(range(len(batch.rows))) - set(ended))
+    keep = torch.tensor(kept, device=tokens.device)
+    batch.cache.select(keep)
+    batch.rows, batch.room = [batch.rows[i] for i in kept], [batch.room[i] for i in kept]
+    batch.lengths, batch.states = batch.lengths[keep], batch.states[keep]
+    return tokens[keep]
 
 
-def _read(lm: CausalLM, prompts: Sequence[tuple[int, ...]], layout: Prefill) -> Tensor:
-    """States after the last token of each prompt; keys and values go into the layout's cache."""
-    ids = torch.zeros(len(prompts), max(map(len, prompts)), dtype=torch.long)
-    for row, prompt in zip(ids, prompts, strict=True):
-        row[: len(prompt)] = torch.tensor(prompt)
-    positions = torch.arange(ids.shape[1], device=lm.device).expand(ids.shape)
-    hidden: Tensor = lm.trunk(
-        input_ids=ids.to(lm.device), position_ids=positions, use_cache=False, attention_layout=layout
-    ).last_hidden_state
-    last = torch.tensor([len(prompt) - 1 for prompt in prompts], device=lm.device)
-    return hidden[torch.arange(len(prompts), device=lm.device), last]
+def _refill(lm: CausalLM, batch: _Batch, places: list[int], taken: dict[int, tuple[Sequence[int], int]]) -> None:
+    """Put waiting sequences where rows have ended."""
+    states = _prefill(lm, [ids for ids, _ in taken.values()], batch.cache, places)
+    at = torch.tensor(places, device=lm.device)
+    batch.states[at] = states
+    batch.lengths[at] = torch.tensor([len(ids) for ids, _ in taken.values()], device=lm.device)
+    for place, (row, (_, room)) in zip(places, taken.items(), strict=True):
+        batch.rows[place], batch.room[place] = row, room
 
 
-def _advance(lm: CausalLM, batch: _Batch, tokens: Tensor) -> Tensor:
-    """Append one token to each row and give the states after it."""
+def _prefill(lm: CausalLM, sequences: list[Sequence[int]], cache: KVCache, places: list[int]) -> Tensor:
+    """Read sequences into these places of the cache; gives the ``[P, H]`` states after their last tokens."""
+    rows = [np.array(ids, dtype=np.int64) for ids in sequences]
+    states = torch.empty(len(rows), lm.hidden_size, dtype=lm.model.dtype, device=lm.device)
+    for group in groups_within(rows, PREFILL_TOKENS, packed=True):
+        laid = pack([rows[i] for i in group])
+        longest = max(len(place) for place in laid.places)
+        table = np.stack([np.pad(place, (0, longest - len(place)), mode="edge") for place in laid.places])
+
+        def tensor(array: npt.NDArray[np.int64]) -> Tensor:
+            return torch.from_numpy(array).to(lm.device)
+
+        assert isinstance(laid.layout, Packed)
+        layout = Prefill(laid.layout, cache, tensor(np.array([places[i] for i in group])), tensor(table))
+        hidden = lm.trunk(
+            input_ids=tensor(laid.ids),
+            position_ids=tensor(laid.positions),
+            use_cache=False,
+            attention_layout=layout,
+        ).last_hidden_state
+        last = tensor(np.array([place[-1] for place in laid.places]))
+        states[torch.tensor(group, device=lm.device)] = hidden[0].index_select(0, last)
+    return states
+
+
+def _advance(lm: CausalLM, batch: _Batch, tokens: Tensor) -> None:
+    """Append one token to each row."""
     # Rows that have ended but are not dropped yet go on writing into their last place.
     positions = batch.lengths.clamp(max=batch.cache.capacity - 1)
     layout = Decode(batch.cache, positions, int(positions.max()) + 1)
-    hidden = lm.trunk(
-        input_ids=tokens[:, None], position_ids=positions[:, None], use_cache=False, attention_layout=layout
-    ).last_hidden_state
+    if batch.decoder is not None:
+        batch.states = batch.decoder.states(tokens, layout)
+    else:
+        batch.states = lm.trunk(
+            input_ids=tokens[:, None], position_ids=positions[:, None], use_cache=False, attention_layout=layout
+        ).last_hidden_state[:, 0]
     batch.lengths = positions + 1
-    states: Tensor = hidden[:, 0]
-    return states
 
 
 def _record(
     batch: _Batch,
-    tokens: list[int],
-    logp: list[float],
+    drawn: Drawn,
+    values: list[float] | None,
     sampling: Sampling,
     text_of: Callable[[Sequence[int]], str] | None,
     out: list[Continuation],
-) -> list[bool]:
-    """Note the new tokens of rows that go on; returns which rows still do."""
-    alive = []
-    for i, (row, token, value) in enumerate(zip(batch.rows, tokens, logp, strict=True)):
+) -> None:
+    """Note the new tokens of rows that have room."""
+    columns = (drawn.tokens.tolist(), drawn.logp.tolist(), drawn.entropy.tolist())
+    for i, (row, token, logp, entropy) in enumerate(zip(batch.rows, *columns, strict=True)):
         continuation = out[row]
         if batch.room[i] == 0:
-            alive.append(False)
             continue
-        if not math.isfinite(value):
+        if not math.isfinite(logp):
             raise RolloutError(
                 "the policy's logits are no distribution any more",
-                got=f"log-probability {value} of token {token}",
+                got=f"log-probability {logp} of token {token}",
                 hint="training diverged: lower optim.policy_lr; the last checkpoint is whole",
             )
         continuation.tokens.append(token)
-        continuation.logp.append(value)
+        continuation.logp.append(logp)
+        continuation.entropy.append(entropy)
+        if values is not None:
+            continuation.values.append(values[i])
         batch.room[i] -= 1
         if token in sampling.stop_ids:
             continuation.stop_reason = StopReason.EOS
@@ -234,8 +273,6 @@ def _record(
             continuation.stop_reason = StopReason.STOP
         if continuation.stop_reason is not StopReason.LENGTH:
             batch.room[i] = 0
-        alive.append(batch.room[i] > 0)
-    return alive
 
 
 def _ends(tokens: list[int], stop_strings: tuple[str, ...], text_of: Callable[[Sequence[int]], str]) -> bool:

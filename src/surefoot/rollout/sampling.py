@@ -6,15 +6,31 @@ row's tokens do not depend on what it is batched with.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 BLOCK = 256
 
 
+class Drawn(NamedTuple):
+    """Tokens with what the unfiltered distribution says about them, ``[R]`` each.
+
+    Attributes:
+        tokens: ids.
+        logp: their log-probabilities; NaN where a row's logits are no distribution.
+        entropy: of the distributions, in nats.
+    """
+
+    tokens: Tensor
+    logp: Tensor
+    entropy: Tensor
+
+
 def sample_tokens(
     logits: Tensor, uniform: Tensor, *, greedy: bool = False, top_k: int = 0, top_p: float = 1.0
-) -> tuple[Tensor, Tensor]:
+) -> Drawn:
     """Draw a token per row.
 
     Args:
@@ -23,27 +39,29 @@ def sample_tokens(
         greedy: take the likeliest token instead.
         top_k: draw from the k likeliest only; 0: off.
         top_p: of what top_k leaves, draw from the smallest set of likeliest tokens that holds this share; 1: off.
-    Returns:
-        ``[R]`` tokens and their ``[R]`` log-probabilities under the unfiltered distribution; NaN where a row's logits
-        are no distribution.
     """
-    lse = torch.logsumexp(logits, dim=-1, keepdim=True)
+    log_p = torch.log_softmax(logits, dim=-1)
+    probabilities = torch.exp(log_p)
     if greedy:
         tokens = logits.argmax(dim=-1)
+    elif top_k > 0 or top_p < 1.0:
+        tokens = _draw(_filtered(probabilities, top_k, top_p), uniform)
     else:
-        probabilities = torch.softmax(logits, dim=-1)
-        if top_k > 0 or top_p < 1.0:
-            probabilities = _filtered(probabilities, top_k, top_p)
         tokens = _draw(probabilities, uniform)
-    return tokens, (logits.gather(1, tokens[:, None]) - lse)[:, 0]
+    logp = log_p.gather(1, tokens[:, None])[:, 0]
+    # Probability 0 times -inf must be 0.
+    finite = log_p.clamp_(min=torch.finfo(log_p.dtype).min)
+    return Drawn(tokens, logp, -torch.linalg.vecdot(probabilities, finite))
 
 
 def _draw(probabilities: Tensor, uniform: Tensor) -> Tensor:
     """The first token whose cumulative probability exceeds the draw's share of the total: first its block, then it."""
     rows, vocabulary = probabilities.shape
-    blocks = torch.nn.functional.pad(probabilities, (0, -vocabulary % BLOCK)).view(rows, -1, BLOCK)
-    # float64: in float32 the tail of a 49k-entry sum is rounded away.
-    sums = blocks.sum(dim=-1, dtype=torch.float64)
+    missing = -vocabulary % BLOCK
+    whole = torch.nn.functional.pad(probabilities, (0, missing)) if missing else probabilities
+    blocks = whole.view(rows, -1, BLOCK)
+    # float64 over the blocks: in float32 the tail of a 49k-entry sum is rounded away.
+    sums = blocks.sum(dim=-1).to(torch.float64)
     cdf = sums.cumsum(dim=-1)
     draw = uniform.to(cdf.dtype)[:, None] * cdf[:, -1:]
     block = torch.searchsorted(cdf, draw, right=True).clamp(max=cdf.shape[-1] - 1)

@@ -17,13 +17,21 @@ from surefoot.rewards import ScoreNormaliser
 
 @dataclass(frozen=True)
 class Reading:
-    """What the models say about a rollout, before any update; numpy ``[B, T]``, ``after`` ``[B]``."""
+    """What the models say about a rollout, before any update.
+
+    Attributes:
+        logp, entropy, values, ref_logp: ``[B, T]``.
+        after: ``[B]``.
+        checked: rows that the trainer read to check the sampler's numbers, and what it found ``[C, T]``; None where
+            all numbers are the trainer's own.
+    """
 
     logp: FloatArray
     entropy: FloatArray
     values: FloatArray
     after: FloatArray
     ref_logp: FloatArray
+    checked: tuple[list[int], FloatArray] | None = None
 
 
 @dataclass(frozen=True)
@@ -70,9 +78,18 @@ def clear_failed(rollout: Rollout, scores: Sequence[Score]) -> Rollout:
     if not failed.any():
         return rollout
     mask = rollout.mask & ~failed[:, None]
-    logp = None if rollout.logp is None else np.where(mask, rollout.logp, 0.0)
-    steps = None if rollout.step_rewards is None else np.where(mask, rollout.step_rewards, 0.0)
-    return replace(rollout, mask=mask, logp=logp, step_rewards=steps)
+
+    def kept(array: FloatArray | None) -> FloatArray | None:
+        return None if array is None else np.where(mask, array, 0.0)
+
+    return replace(
+        rollout,
+        mask=mask,
+        logp=kept(rollout.logp),
+        step_rewards=kept(rollout.step_rewards),
+        entropy=kept(rollout.entropy),
+        values=kept(rollout.values),
+    )
 
 
 def estimate(

@@ -155,6 +155,7 @@ def clip_gradients(parameters: Any, max_norm: float | None) -> float:
     if not gradients:
         return 0.0
     norm = torch.nn.utils.get_total_norm(gradients)
-    if max_norm is not None:
+    # A pass over all gradients is saved where none is needed; a norm that is not finite is the caller's matter.
+    if max_norm is not None and float(norm) > max_norm - 1e-6:
         torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))
     return float(norm)

@@ -138,10 +138,12 @@ def _response_metrics(rollout: Rollout) -> Metrics:
 
 def _engine_metrics(facts: StepFacts) -> Metrics:
     """How far the sampler's log-probabilities are from the trainer's, per action token."""
-    engine, mask = facts.batch.rollout.logp, facts.batch.rollout.mask
-    if engine is None or not mask.any():
+    rollout, checked = facts.batch.rollout, facts.reading.checked
+    rows, own = (list(range(rollout.num_rows)), facts.reading.logp) if checked is None else checked
+    mask = rollout.mask[rows]
+    if rollout.logp is None or not mask.any():
         return {"engine/logp_gap": None, "engine/logp_gap_max": None}
-    gap = np.abs(engine[mask] - facts.reading.logp[mask])
+    gap = np.abs(rollout.logp[rows][mask] - own[mask])
     metrics: Metrics = {"engine/logp_gap": float(gap.mean()), "engine/logp_gap_max": float(gap.max())}
     if facts.batch.weights is not None:
         weights = facts.batch.weights

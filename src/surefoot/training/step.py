@@ -5,17 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from surefoot import algo
 from surefoot.config import Config
 from surefoot.models.critic import SharedCritic
+from surefoot.models.scoring import TokenScores
 from surefoot.protocols import Engine, Environment, Reference, Reward
-from surefoot.records import Prompt, Rollout, Score, StepReport
+from surefoot.records import BoolArray, FloatArray, Prompt, Rollout, Score, StepReport
 from surefoot.rewards import ScoreNormaliser, check_failures, score_metrics
 from surefoot.training.clock import StepClock
 from surefoot.training.estimate import Batch, Reading, clear_failed, estimate
 from surefoot.training.losses import Coefficients
 from surefoot.training.report import Metrics, StepFacts, report
 from surefoot.training.update import Learner, optimise
+
+# One of this many rows is read again to check the sampler's numbers, and how far they may be from the trainer's.
+CHECK_EVERY = 16
+AGREEMENT = 1e-4
 
 
 @dataclass
@@ -72,7 +79,7 @@ def ppo_step(step: int, prompts: Sequence[Prompt], parts: Parts, cfg: Config, cl
         scores = parts.reward.score(sampled)
         check_failures(scores, cfg.reward)
         rollout = clear_failed(sampled, scores)
-        reading = read(rollout, parts)
+        reading = read(rollout, parts, cfg)
     kl_coef, warming_up = float(parts.kl.coef), _warming_up(parts, cfg, step)
     foreign = not getattr(parts.engine, "is_trainer_code", False)
     batch = estimate(
@@ -92,16 +99,49 @@ def ppo_step(step: int, prompts: Sequence[Prompt], parts: Parts, cfg: Config, cl
     return StepResult(result, sampled, scores, reading, batch)
 
 
-def read(rollout: Rollout, parts: Parts) -> Reading:
+def read(rollout: Rollout, parts: Parts, cfg: Config) -> Reading:
     """What policy, critic and reference say about a rollout; a shared critic is read in the policy's own pass."""
+    critic = parts.learner.critic
+    own, checked = _policy_scores(rollout, parts, cfg)
+    values, after = own.values, own.after
+    if not isinstance(critic, SharedCritic):
+        found = critic.values(rollout)
+        values, after = found.values, found.after
+    assert own.logp is not None and own.entropy is not None and values is not None and after is not None
+    return Reading(own.logp, own.entropy, values, after, parts.reference.logp(rollout), checked)
+
+
+def _policy_scores(
+    rollout: Rollout, parts: Parts, cfg: Config
+) -> tuple[TokenScores, tuple[list[int], FloatArray] | None]:
+    """The policy's numbers: the sampler's own, after a look at some rows, or those of a reading."""
     policy, critic = parts.learner.policy, parts.learner.critic
-    if isinstance(critic, SharedCritic):
-        scores = policy.read(rollout, critic.head)
-        assert scores.logp is not None and scores.entropy is not None
-        assert scores.values is not None and scores.after is not None
-        return Reading(scores.logp, scores.entropy, scores.values, scores.after, parts.reference.logp(rollout))
-    old, values = policy.evaluate(rollout), critic.values(rollout)
-    return Reading(old.logp, old.entropy, values.values, values.after, parts.reference.logp(rollout))
+    head = critic.head if isinstance(critic, SharedCritic) else None
+    rows = [int(r) for r in np.nonzero(rollout.mask.any(axis=1))[0]][::CHECK_EVERY]
+    sampled = (rollout.logp, rollout.entropy, *(() if head is None else (rollout.values,)))
+    trusted = cfg.ppo.old_logp == "sampled" and getattr(parts.engine, "is_trainer_code", False)
+    # Nobody has seen the state after the last token yet, which bootstrapping needs.
+    complete = all(array is not None for array in sampled) and not (head and cfg.ppo.cut_off == "bootstrap")
+    if not (trusted and complete and rows):
+        return policy.read(rollout, head), None
+    some = policy.read(rollout, head, rows)
+    mask = rollout.mask[rows]
+    pairs = zip((some.logp, some.entropy, some.values), sampled, strict=False)
+    if any(_gap(own, theirs, rows, mask) > AGREEMENT for own, theirs in pairs):
+        return policy.read(rollout, head), None
+    assert some.logp is not None
+    logp, entropy, values = (_like(array, some.logp) for array in (rollout.logp, rollout.entropy, rollout.values))
+    after = np.zeros(rollout.num_rows, dtype=some.logp.dtype)
+    return TokenScores(logp, entropy, values, after), (rows, some.logp[rows])
+
+
+def _gap(own: FloatArray | None, theirs: FloatArray | None, rows: list[int], mask: BoolArray) -> float:
+    assert own is not None and theirs is not None
+    return float(np.abs(own[rows] - theirs[rows])[mask].max())
+
+
+def _like(array: FloatArray | None, other: FloatArray) -> FloatArray | None:
+    return None if array is None else array.astype(other.dtype)
 
 
 def _warming_up(parts: Parts, cfg: Config, step: int) -> bool:

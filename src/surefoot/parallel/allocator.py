@@ -1,0 +1,34 @@
+"""How this process keeps memory that it has freed.
+
+Training allocates and frees the same gigabytes at every step. By default the C library hands large blocks back to the
+system at once and asks for them again, and the system clears each page anew: a fifth of the time of a step on a CPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+
+# Of glibc's malloc.h.
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
+LARGEST = 2**31 - 1
+TOP_PAD = 256 * 2**20
+OPT_OUT = "SUREFOOT_ALLOCATOR"
+
+
+def keep_freed_memory() -> bool:
+    """Let the C library keep freed memory and grow in large steps; gives whether that could be set.
+
+    ``SUREFOOT_ALLOCATOR=system`` leaves everything as it is, and so does a system without glibc.
+    """
+    if not sys.platform.startswith("linux") or os.environ.get(OPT_OUT) == "system":
+        return False
+    # Read by torch when it first allocates: large blocks on large pages.
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    settings = ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, LARGEST), (M_TOP_PAD, TOP_PAD))
+    done = [mallopt(name, value) == 1 for name, value in settings]
+    return all(done)
