@@ -143,10 +143,10 @@ def test_a_device_that_computes_wrongly_is_seen(script: Any, models: Path, monke
 
 
 def test_rows_that_see_each_other_are_seen(script: Any, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def leaking(lengths: tuple[int, ...]) -> Packed:
+    def leaking(lengths: tuple[int, ...], before: Any) -> Packed:
         return Packed((sum(lengths),))
 
-    monkeypatch.setattr("surefoot.models.batching.Packed", leaking)
+    monkeypatch.setattr("surefoot.models.packing.Packed", leaking)
     found = verdicts(script, models, "agreement")
     assert not found["packed and padded, llama float32"] and not found["packed and padded, gpt2 float64"]
     assert found["a row alone and in company, llama float32"]
