@@ -279,12 +279,14 @@ TRAINER = """
 """
 
 
-@pytest.mark.parametrize("end", ["kill", "exit"])
+@pytest.mark.parametrize("end", ["kill", "kill before the answer", "exit"])
 def test_no_worker_outlives_its_trainer(tmp_path: Path, end: str) -> None:
+    busy = 0.5 if end == "kill before the answer" else 600
     (tmp_path / "pid").touch()
     (tmp_path / "q.py").write_text(
         f"import os, pathlib, time\npathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(os.getpid()))\n"
-        f"def f(prompts, completions):\n    pathlib.Path({str(tmp_path / 'called')!r}).touch()\n    time.sleep(600)"
+        f"def f(prompts, completions):\n    pathlib.Path({str(tmp_path / 'called')!r}).touch()\n"
+        f"    time.sleep({busy})\n    return [1.0]"
     )
     command = [sys.executable, "-W", "error", "-c", textwrap.dedent(TRAINER), f"{tmp_path}/q.py:f", end]
     trainer = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+from tensorboard.compat.proto.event_pb2 import Event
 
 from surefoot.assembly.train import train
 from surefoot.config import Config
-from surefoot.errors import CheckpointError, RunFolderError
+from surefoot.errors import CheckpointError, ConfigError, RunFolderError
 from surefoot.training.checkpoint import CheckpointStore
 from surefoot.training.clock import StepClock
 from surefoot.training.run_folder import RunFolder
@@ -183,6 +185,25 @@ def test_steps_can_be_added_to_a_finished_run(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match=r"run\.steps was 2"):
         train(toy_run(tmp_path, run={"name": "sloping", "steps": 4}, **sloping), resume=True)
     assert comparable(toy_run(tmp_path, run={"name": "sloping"})) == before
+
+
+def test_a_resumed_runs_curve_begins_where_it_goes_on(tmp_path: Path) -> None:
+    """TensorBoard is told the step, so that what a killed process recorded beyond it is dropped."""
+    cfg = toy_run(tmp_path, run={"steps": 2}, track={"tensorboard": True})
+    train(cfg)
+    train(toy_run(tmp_path, run={"steps": 3}, track={"tensorboard": True}), resume=True)
+    starts = []
+    for file in sorted(folder_of(cfg).tensorboard.iterdir()):
+        events = [Event.FromString(bytes(e)) for e in RawEventFileLoader(str(file)).Load()]
+        starts.append([e.step for e in events if e.HasField("session_log")])
+    assert starts == [[], [3]]
+
+
+def test_float16_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    cfg = toy_run(tmp_path, run={"steps": 2}, model={"dtype": "float16"})
+    with pytest.raises(ConfigError, match=r"float16 weights cannot be trained.*hint: set model\.dtype: bfloat16"):
+        train(cfg)
+    assert not Path(cfg.run.dir, str(cfg.run.name)).exists()
 
 
 def test_a_resumed_run_goes_on_with_the_next_prompts(tmp_path: Path) -> None:

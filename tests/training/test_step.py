@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from surefoot.config import Config
-from surefoot.errors import RewardError
+from surefoot.errors import RewardError, RolloutError
 from surefoot.protocols import Turn
 from surefoot.records import Prompt, Rollout, StopReason, Trajectory
 from surefoot.rollout import NativeEngine, Sampling
@@ -415,6 +415,15 @@ def test_a_foreign_engine_is_measured_and_corrected(models: dict[str, Path]) -> 
     assert moved(policy_weights(parts), policy_weights(own)), "the weights must reach the update"
     weighted = -(result.batch.weights * result.batch.advantages)[mask].mean()
     assert result.report.metrics["policy/loss"] == pytest.approx(float(weighted))
+
+
+def test_a_foreign_engine_without_log_probabilities_is_refused(models: dict[str, Path]) -> None:
+    """Nothing could be measured or corrected, and the ratio would be wrong in silence."""
+    cfg, parts = build(models["gpt2"])
+    engine = ScriptedEngine(replace(make_rollout(((1,), (4, 3)), ((1, 2, 5), (3,))), logp=None))
+    engine.is_trainer_code = False
+    with pytest.raises(RolloutError, match="ScriptedEngine gives no log-probabilities"):
+        run_step(replace(parts, engine=engine), cfg)
 
 
 # -------------------------------------------------------------------------------------------------------- controllers

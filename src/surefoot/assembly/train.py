@@ -95,6 +95,7 @@ def train(config: Config, *, resume: bool = False, display: Display | None = Non
         RunError: trouble after the start; the last checkpoint is whole.
     """
     require(config, "train")
+    _refuse_float16(config)
     keep_freed_memory()
     earlier = _earlier_lineage(_folder_of(config).path) if resume else None
     with exact_arithmetic(config.run.threads or _threads_of(earlier)):
@@ -103,6 +104,17 @@ def train(config: Config, *, resume: bool = False, display: Display | None = Non
             return _run(config, inputs, earlier, resume=resume, display=display or choose_display())
         finally:
             inputs.reward.close()
+
+
+def _refuse_float16(config: Config) -> None:
+    """Adam's epsilon of 1e-8 is 0 in float16: the first step divides by it."""
+    if config.model.dtype == "float16":
+        raise ConfigError(
+            "float16 weights cannot be trained: Adam's epsilon is 0 in float16, and the first step gives NaN",
+            got="model.dtype=float16",
+            allowed="float32, bfloat16, float64",
+            hint="set model.dtype: bfloat16 on a GPU, float32 on a CPU",
+        )
 
 
 def _folder_of(config: Config) -> RunFolder:
@@ -216,9 +228,8 @@ def _run(config: Config, inputs: Inputs, earlier: Lineage | None, *, resume: boo
         drop_last=config.data.drop_last,
     )
     # A package that is missing is found here, before anything is loaded or written.
-    trackers: list[Tracker] = []
-    if config.track.tensorboard:
-        trackers.append(TensorBoardTracker(_folder_of(config).tensorboard))
+    boards = [TensorBoardTracker(_folder_of(config).tensorboard)] if config.track.tensorboard else []
+    trackers: list[Tracker] = [*boards]
     parts = build_parts(config, inputs)
     frozen = frozen_digests(parts, inputs.reward)
     lineage = describe_run(config, inputs, frozen)
@@ -246,7 +257,9 @@ def _run(config: Config, inputs: Inputs, earlier: Lineage | None, *, resume: boo
         trainer = Trainer(job)
         if resume:
             store.clean()
-            trainer.restore()
+            step = trainer.restore()
+            for board in boards:
+                board.resume_step = step or None
         result = trainer.run(warnings=warnings)
         moved = [name for name, digest in frozen_digests(parts, inputs.reward).items() if digest != frozen[name]]
         if moved:

@@ -13,7 +13,7 @@ from typing import Any
 
 from surefoot.config import Config, ineffective, load_config, require
 from surefoot.data.formats import raw_rows
-from surefoot.errors import RunFolderError
+from surefoot.training.run_folder import in_the_way
 
 logger = logging.getLogger("surefoot")
 
@@ -53,10 +53,7 @@ def refuse_early(cfg: Config, *, resume: bool) -> None:
     """
     folder = Path(cfg.run.dir).expanduser() / (cfg.run.name or "run")
     if not resume and os.path.lexists(folder):
-        raise RunFolderError(
-            f"the run folder {folder} exists",
-            hint="add --resume to go on with that run, or choose another run.name, or remove the folder",
-        )
+        raise in_the_way(folder)
     for source in (cfg.data.prompts, cfg.evaluate.prompts):
         if source is not None:
             raw_rows(source)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import importlib
 import inspect
 import json
@@ -268,10 +269,12 @@ def main() -> None:
     frames: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     threading.Thread(target=_read_frames, args=(requests, frames), daemon=True).start()
     server = _Server()
-    while (frame := frames.get()) is not None:
-        body = json.dumps(server.answer(frame)).encode()
-        answers.write(len(body).to_bytes(HEADER, "big") + body)
-        answers.flush()
+    # A broken pipe: the trainer went while the function was busy, and nobody waits for the answer.
+    with contextlib.suppress(BrokenPipeError):
+        while (frame := frames.get()) is not None:
+            body = json.dumps(server.answer(frame)).encode()
+            answers.write(len(body).to_bytes(HEADER, "big") + body)
+            answers.flush()
 
 
 if __name__ == "__main__":

@@ -49,6 +49,14 @@ _LEFTOVER: Final = re.compile(r"\.(.+)\.(tmp|replaced)-\d+-[0-9a-f]+")
 _NO_WORD: Final = "the process ended without a word: killed, or the machine went down"
 
 
+def in_the_way(folder: Path) -> RunFolderError:
+    """The error for a run folder that exists when a new run is to begin."""
+    return RunFolderError(
+        f"the run folder {folder} exists",
+        hint="add --resume to go on with that run, or choose another run.name, or remove the folder",
+    )
+
+
 class RunFolder:
     """A run folder. Made by ``RunFolder(path)`` it is a view; :meth:`create` gives the one that may write."""
 
@@ -126,7 +134,7 @@ class RunFolder:
         try:
             self.path.mkdir()  # of two runs that start at once, one gets it
         except FileExistsError:
-            raise self._exists() from None
+            raise in_the_way(self.path) from None
         self._lock = FolderLock.take(self.lock_file)
         try:
             self._start(config_text)
@@ -144,7 +152,7 @@ class RunFolder:
         if not self.path.is_dir():
             raise RunFolderError("there is a file where the run folder should be", got=str(self.path))
         if not resume:
-            raise self._exists()
+            raise in_the_way(self.path)
         if self.config.exists():
             check_resumed_config(self.config.read_text(encoding="utf-8"), config_text)
         else:
@@ -166,12 +174,6 @@ class RunFolder:
                 got=", ".join(sorted(strangers)[:5]),
                 hint="choose another run.name or run.dir",
             )
-
-    def _exists(self) -> RunFolderError:
-        return RunFolderError(
-            f"the run folder {self.path} exists",
-            hint="add --resume to go on with that run, or choose another run.name, or remove the folder",
-        )
 
     def begin(self, step: int, *, warnings: Sequence[str] = ()) -> list[int]:
         """Set a resumed run back to ``step`` and write down that it goes on from there. Does nothing in a new run.

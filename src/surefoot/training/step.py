@@ -9,6 +9,7 @@ import numpy as np
 
 from surefoot import algo
 from surefoot.config import Config
+from surefoot.errors import RolloutError
 from surefoot.models.critic import SharedCritic
 from surefoot.models.scoring import TokenScores
 from surefoot.protocols import Engine, Environment, Reference, Reward
@@ -70,6 +71,7 @@ def ppo_step(step: int, prompts: Sequence[Prompt], parts: Parts, cfg: Config, cl
         cfg: the run.
         clock: times the phases.
     Raises:
+        RolloutError: an engine that is not the trainer's code gives no log-probabilities.
         RewardError: too many scores failed.
         TrainingError: losses or gradients stayed non-finite for too long.
     """
@@ -82,6 +84,11 @@ def ppo_step(step: int, prompts: Sequence[Prompt], parts: Parts, cfg: Config, cl
         reading = read(rollout, parts, cfg)
     kl_coef, warming_up = float(parts.kl.coef), _warming_up(parts, cfg, step)
     foreign = not getattr(parts.engine, "is_trainer_code", False)
+    if foreign and sampled.logp is None:
+        raise RolloutError(
+            f"{type(parts.engine).__name__} gives no log-probabilities, so its distribution cannot be corrected for",
+            hint="let the engine fill in Trajectory.logp, or set is_trainer_code = True if it samples with this code",
+        )
     batch = estimate(
         rollout, scores, reading, cfg, kl_coef=kl_coef, normaliser=parts.normaliser, foreign_engine=foreign
     )
