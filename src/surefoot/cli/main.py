@@ -102,7 +102,6 @@ def main() -> None:
     """Run a command; a user's mistake is one paragraph, never a traceback."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
     logging.getLogger("surefoot").setLevel(logging.INFO)
-    # Before torch is imported, which reads a part of it.
     keep_freed_memory()
     try:
         app()

@@ -12,7 +12,8 @@ import sys
 
 # Of glibc's malloc.h.
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
-LARGEST = 2**31 - 1
+# Of M_TRIM_THRESHOLD: never. The largest number it takes is 2 GB, which a training pass may free at once.
+NEVER = -1
 TOP_PAD = 256 * 2**20
 OPT_OUT = "SUREFOOT_ALLOCATOR"
 
@@ -24,11 +25,9 @@ def keep_freed_memory() -> bool:
     """
     if not sys.platform.startswith("linux") or os.environ.get(OPT_OUT) == "system":
         return False
-    # Read by torch when it first allocates: large blocks on large pages.
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    settings = ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, LARGEST), (M_TOP_PAD, TOP_PAD))
+    settings = ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, NEVER), (M_TOP_PAD, TOP_PAD))
     done = [mallopt(name, value) == 1 for name, value in settings]
     return all(done)
