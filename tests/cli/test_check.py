@@ -40,7 +40,8 @@ def other_tokenizer(space: Workspace, toy: Path, change: Callable[[dict[str, Any
 
 def test_a_sound_config_has_no_problem_and_leaves_no_trace(space: Workspace) -> None:
     before = space.contents()
-    outcome = space.run("check", "c.yaml", "optim.policy_lr=1e-5", "rollout.max_new_tokens=40")
+    sound = ("optim.policy_lr=1e-5", "rollout.max_new_tokens=40", "ppo.cut_off=penalise")
+    outcome = space.run("check", "c.yaml", *sound)
     assert outcome.code == 0, outcome
     assert space.contents() == before
     lines = [line for line in outcome.out.splitlines() if line]

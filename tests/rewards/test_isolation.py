@@ -218,6 +218,36 @@ def test_an_interrupted_call_does_not_answer_the_next_one(make: Make) -> None:
     assert reward.score(rollout_of(["ab"]))[0].value == 2.0
 
 
+@pytest.mark.parametrize("leave", ["return [float(len(c)) for c in completions]", "sys.exit(0)"])
+def test_a_copy_of_the_process_that_comes_back_does_not_answer(make: Make, leave: str) -> None:
+    """Its answer would be taken for that of the next call."""
+    reward = make(
+        f"""
+        import os, sys, time
+        def f(prompts, completions):
+            if os.fork() == 0:
+                time.sleep(0.05)
+                {leave}
+            return [float(len(c)) for c in completions]
+        """
+    )
+    for text in ("a", "abc", "ab", "abcd"):
+        assert reward.score(rollout_of([text]))[0].value == len(text)
+        time.sleep(0.1)
+
+
+def test_a_time_limit_of_months_is_one(make: Make) -> None:
+    reward = make("def f(prompts, completions): return [1.0]")
+    reward.timeout_s = 1e7
+    assert reward.score(rollout_of(["a"]))[0].value == 1.0
+
+
+@pytest.mark.parametrize("value", ["1e308", "{'a': 1e308, 'b': 1e308}", "[1e308]"])
+def test_numbers_that_only_a_fault_produces_are_failures(make: Make, value: str) -> None:
+    reward = make(f"def f(prompts, completions): return [{value}, {value}]")
+    assert [score.value for score in reward.score(rollout_of(["a", "b"]))] == [None, None]
+
+
 def test_closing_twice_is_harmless_and_a_closed_reward_starts_again(make: Make) -> None:
     reward = make(HANGS_ON_X)
     before = len(children())

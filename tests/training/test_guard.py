@@ -57,8 +57,8 @@ def test_gradients_that_blow_up_are_skipped_and_counted_and_nothing_is_spoilt(tm
 
 
 def test_scores_too_large_for_the_dtype_are_skipped_not_trained_on(tmp_path: Path) -> None:
-    """1e150 is a finite score and infinite in float32: advantages are NaN, and no weight may become one."""
-    cfg, parts = build(tmp_path, lambda actions: 1e150 * quality(actions), model={"dtype": "float32"})
+    """1e90 is a finite score and infinite in float32: advantages are NaN, and no weight may become one."""
+    cfg, parts = build(tmp_path, lambda actions: 1e90 * quality(actions), model={"dtype": "float32"})
     before = {n: p.detach().clone() for n, p in parts.learner.policy.trainable().items()}
     result = ppo_step(1, PROMPTS, parts, cfg, StepClock())
     assert result.report.metrics["policy/skipped_updates"] == 4
@@ -142,7 +142,7 @@ def run_command(cfg: Config, folder: Path, capsys: pytest.CaptureFixture[str]) -
         ("NaN", "float('nan')", "RewardError: 4 of 4 scores failed", 2),
         ("None", "None", "RewardError: 4 of 4 scores failed", 2),
         ("an exception", "1 / 0", "RewardError: 4 of 4 scores failed", 2),
-        ("too large a number", "1e150 * len(c)", "TrainingError: 6 optimizer steps in a row", 3),
+        ("too large a number", "1e90 * len(c)", "TrainingError: 6 optimizer steps in a row", 3),
     ],
 )
 def test_trouble_in_a_run_ends_it_with_exit_code_3_and_a_whole_checkpoint(
@@ -183,7 +183,7 @@ def positive(completions, **_):
 
 def test_a_skipped_step_is_counted_in_the_run_and_the_next_one_trains(tmp_path: Path) -> None:
     cfg = toy_run(tmp_path, run={"steps": 4})
-    once = FROM_STEP_THREE_ON.replace("calls < 3", "calls != 3").format(what="once", value="1e150 * len(c)")
+    once = FROM_STEP_THREE_ON.replace("calls < 3", "calls != 3").format(what="once", value="1e90 * len(c)")
     (tmp_path / "reward.py").write_text(once, encoding="utf-8")
     result = train(cfg)
     lines = read_records(result.folder / "metrics.jsonl")

@@ -16,6 +16,7 @@ import pytest
 
 import surefoot
 from surefoot.config import Config, build_config
+from surefoot.data.formats import raw_rows
 from surefoot.errors import DataError, RunError, RunFolderError
 from surefoot.records import Lineage
 from surefoot.training import lineage as subject
@@ -91,8 +92,28 @@ def test_inputs_are_files_folders_or_hub_ids(model: Path, tmp_path: Path) -> Non
     assert describe_input(prompts, "data") == {"kind": "data", "path": str(prompts), "sha256": sha256(b"{}\n")}
     assert describe_input(model, "model")["files"]["config.json"] == sha256(b"this is config.json")
     assert describe_input("org/name", "model") == {"kind": "model", "path": "org/name", "sha256": None}
-    with pytest.raises(DataError, match="nothing to take a digest of"):
-        describe_input(model, "data")
+    (tmp_path / "empty").mkdir()
+    for kind, fault in (("data", "holds no prompt files"), ("model", "nothing to take a digest of")):
+        with pytest.raises(DataError, match=fault):
+            describe_input(tmp_path / "empty", kind)
+
+
+def test_a_data_folders_digest_covers_what_reading_reads(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    for name in ("a.jsonl", "sub/b.jsonl", "c.ndjson", ".ipynb_checkpoints/a.jsonl"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text('{"prompt": "x"}\n')
+    before = describe_input(folder, "data")
+    assert list(before["files"]) == ["a.jsonl", "c.ndjson", "sub/b.jsonl"]
+    assert [file.relative_to(folder).as_posix() for file in raw_rows(str(folder))[1]] == list(before["files"])
+    (folder / "sub/b.jsonl").write_text('{"prompt": "y"}\n')
+    assert describe_input(folder, "data")["sha256"] != before["sha256"]
+
+
+def test_a_module_in_the_working_directory_has_a_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_rewards.py").write_text("def score(): ...")
+    monkeypatch.chdir(tmp_path)
+    assert describe_function("my_rewards:score")["sha256"] == sha256(b"def score(): ...")
 
 
 def test_a_reward_function_has_the_digest_of_its_source(tmp_path: Path) -> None:

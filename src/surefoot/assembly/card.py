@@ -29,7 +29,7 @@ def model_card(config: Config, folder: RunFolder) -> str:
         f"| trained | {'LoRA adapters (merged here; apart in `adapter/`)' if config.model.lora else 'all weights'} |",
         f"| reward | {', '.join(f'{t.name} (weight {t.weight:g})' for t in config.reward.terms)} |",
         f"| steps | {steps[-1]['step'] if steps else 0} |",
-        f"| KL to the start | {_number(steps, 'kl/reference_k1')} nats per response |",
+        f"| KL to the start | {_kl(steps, evaluations)} |",
         f"| sampling | temperature {config.rollout.temperature:g}, at most {config.rollout.max_new_tokens} tokens |",
         "",
     ]
@@ -54,6 +54,14 @@ def _row(record: dict[str, Any]) -> str:
         return f"| {record['step']} | none valid | | {record['evaluate/prompts']} |"
     interval = "" if low is None else f"{low:.4f} to {high:.4f}"
     return f"| {record['step']} | {mean:.4f} | {interval} | {record['evaluate/prompts']} |"
+
+
+def _kl(steps: list[dict[str, Any]], evaluations: list[dict[str, Any]]) -> str:
+    """Of held-out responses where there are any, else of the last step's."""
+    held_out = evaluations[-1].get("evaluate/reference_k1") if evaluations else None
+    if held_out is not None:
+        return f"{held_out:.3f} nats per response, held-out prompts"
+    return f"{_number(steps, 'kl/reference_k1')} nats per response, last training step"
 
 
 def _number(steps: list[dict[str, Any]], key: str) -> str:

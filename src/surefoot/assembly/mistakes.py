@@ -16,6 +16,7 @@ from surefoot.config import Config
 MAX_EPOCHS: Final = 4
 MAX_LR_FULL: Final = 1e-5
 MAX_LR_ADAPTER: Final = 1e-3
+MIN_LR_ADAPTER: Final = 1e-5
 RECORDS: Final = ("README.md", "lineage.json", "calibration.json", "experiment.yaml")
 """Files in which a reward model's folder can say what it was trained on and how well it does."""
 _SECURITY: Final = re.compile(
@@ -124,6 +125,14 @@ def _learning_rate(config: Config, verdicts: Verdicts) -> None:
             f"set optim.policy_lr to at most {limit:g}, or watch kl/update_k3 and policy/clip_fraction closely",
             policy_lr=rate,
             limit=limit,
+        )
+    elif adapter and rate < MIN_LR_ADAPTER:
+        verdicts.warn(
+            name,
+            f"a learning rate of {rate:g} is low for LoRA: fresh adapters start at zero, and little will be learned",
+            "set optim.policy_lr to about 1e-4",
+            policy_lr=rate,
+            limit=MIN_LR_ADAPTER,
         )
     else:
         verdicts.ok(name, f"a learning rate of {rate:g} for {what}", policy_lr=rate)

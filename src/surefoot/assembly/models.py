@@ -138,6 +138,24 @@ def check_critic_vocabulary(cfg: Config, codec: TextCodec) -> None:
         )
 
 
+def check_reference_vocabulary(cfg: Config, codec: TextCodec) -> None:
+    """Refuse a reference that reads the policy's token ids with another vocabulary: every KL would mean nothing.
+
+    Raises:
+        ConfigError: the reference's tokenizer has other ids.
+    """
+    source = cfg.model.reference
+    if source is None or not Path(source).is_dir() or not has_tokenizer(source):
+        return
+    own = load_codec(source, trust_remote_code=cfg.model.trust_remote_code)
+    if own.vocabulary_fingerprint() != codec.vocabulary_fingerprint():
+        raise ConfigError(
+            "the reference would read the policy's token ids with another vocabulary",
+            got=f"model.reference: {source}",
+            hint="take a reference with the policy's tokenizer, or leave model.reference out",
+        )
+
+
 def build_learner(cfg: Config, policy: CausalPolicy, critic: SeparateCritic | SharedCritic) -> Learner:
     """Models with their optimizers; the policy's also trains a shared critic's head, at the critic's rate."""
     options: dict[str, Any] = {

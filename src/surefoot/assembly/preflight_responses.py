@@ -23,6 +23,7 @@ PROMPTS: Final = 8
 RESPONSES: Final = 16
 NEW_TOKENS: Final = 64
 """Responses are sampled this far: a check has seconds."""
+OFTEN: Final = 0.5
 RARELY: Final = 0.1
 
 
@@ -93,6 +94,13 @@ def check_responses(
             name,
             f"{what} (probability of an end per token: {likely:.2g}); cut-off ones {_cost_of_cut_off(config)}",
             "raise rollout.max_new_tokens, ask for shorter answers in the prompts, or set ppo.cut_off: penalise",
+            **evidence,
+        )
+    elif share < OFTEN and samples.whole and config.ppo.cut_off == "terminal":
+        verdicts.warn(
+            name,
+            f"{what}; cut-off ones lose nothing, so nothing teaches the policy to end",
+            "raise rollout.max_new_tokens, or set ppo.cut_off: penalise",
             **evidence,
         )
     elif share < RARELY:

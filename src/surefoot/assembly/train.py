@@ -19,6 +19,7 @@ from surefoot.assembly.models import (
     build_policy,
     build_reference,
     check_critic_vocabulary,
+    check_reference_vocabulary,
     choose_device,
     critic_source,
 )
@@ -29,7 +30,7 @@ from surefoot.data.order import PromptOrder
 from surefoot.data.prompts import PromptSet, prepare_prompts
 from surefoot.data.reading import read_rows
 from surefoot.envs import SingleTurn
-from surefoot.errors import ConfigError, RunError
+from surefoot.errors import ConfigError, RunError, RunFolderError
 from surefoot.models.critic import SharedCritic
 from surefoot.models.load import context_length, load_model_config
 from surefoot.models.lora import base_of_adapter, is_adapter
@@ -57,6 +58,7 @@ from surefoot.training.lineage import (
     write_lineage,
 )
 from surefoot.training.run_folder import RunFolder
+from surefoot.training.run_status import RunStatus
 from surefoot.training.step import Parts
 from surefoot.training.trainer import Job, RunResult, Trainer
 
@@ -159,6 +161,7 @@ def read_inputs(config: Config) -> Inputs:
     model_config = load_model_config(base, trust_remote_code=trust)
     codec = load_codec(policy, chat_template=config.model.chat_template, trust_remote_code=trust)
     check_critic_vocabulary(config, codec)
+    check_reference_vocabulary(config, codec)
     context = context_length(model_config)
     prompts = read_prompts(config.data, config.data.prompts, codec, context, config.rollout.max_new_tokens)
     held_out = None
@@ -234,6 +237,7 @@ def _run(config: Config, inputs: Inputs, earlier: Lineage | None, *, resume: boo
     frozen = frozen_digests(parts, inputs.reward)
     lineage = describe_run(config, inputs, frozen)
     warnings = lineage_warnings(earlier, lineage) if earlier is not None else []
+    begun = _folder_of(config).path.exists()
     for warning in warnings:
         logger.warning("the resumed run may differ from an uninterrupted one: %s", warning)
     with RunFolder.create(config.run.dir, run_name(config), resume=resume, config_text=dump_config(config)) as folder:
@@ -257,9 +261,11 @@ def _run(config: Config, inputs: Inputs, earlier: Lineage | None, *, resume: boo
         trainer = Trainer(job)
         if resume:
             store.clean()
+            refuse_lost_checkpoints(folder, store)
             step = trainer.restore()
             for board in boards:
                 board.resume_step = step or None
+            display.note(_resumed(folder.path.absolute(), step, begun=begun, done=len(folder.read_metrics())))
         result = trainer.run(warnings=warnings)
         moved = [name for name, digest in frozen_digests(parts, inputs.reward).items() if digest != frozen[name]]
         if moved:
@@ -268,6 +274,40 @@ def _run(config: Config, inputs: Inputs, earlier: Lineage | None, *, resume: boo
                 hint="the run's numbers mean nothing; please report this as a bug",
             )
         return result
+
+
+def refuse_lost_checkpoints(folder: RunFolder, store: CheckpointStore) -> None:
+    """A run that has had checkpoints is not started over in silence: its records would be written over.
+
+    Raises:
+        RunFolderError: no checkpoint can be read, and there are some, or the run is finished.
+    """
+    if store.latest() is not None:
+        return
+    damaged = sorted(path.name for path in store.folder.glob("step-*"))
+    if damaged:
+        raise RunFolderError(
+            "none of the run's checkpoints can be read, and starting over would write over its records",
+            got=f"{store.folder}: {', '.join(damaged[:5])}",
+            hint="put a whole checkpoint back; to start over, choose another run.name or remove the folder",
+        )
+    state = folder.last_status()
+    if folder.model.is_dir() or (state is not None and state.status is RunStatus.FINISHED):
+        raise RunFolderError(
+            "the run is finished and its checkpoints are gone, so it cannot go on",
+            got=str(folder.path),
+            hint="choose another run.name to run it again",
+        )
+
+
+def _resumed(folder: Path, step: int, *, begun: bool, done: int) -> str:
+    """What ``--resume`` found, in a line."""
+    if not begun:
+        return f"there is no run folder {folder} yet: starting at step 1"
+    again = f"; steps {step + 1} to {done} are done again" if done > step else ""
+    if step == 0:
+        return f"no whole checkpoint in {folder}: starting at step 1{again}"
+    return f"resumed from {folder / 'checkpoints' / f'step-{step}'}{again}"
 
 
 def frozen_digests(parts: Parts, reward: CompositeReward) -> dict[str, str]:

@@ -60,7 +60,7 @@ def run_quickstart(*, size: str, folder: Path) -> int:
     story = STORIES[size]
     say(story.text.format(held_out=story.held_out, kl=KL_TARGET))
     config_file = prepare(size, folder)
-    config = load_config(config_file, [f"run.dir={folder}"])
+    config = load_config(config_file, [f"run.dir={json.dumps(str(folder), ensure_ascii=False)}"])
     run = folder / str(config.run.name)
     if (run / "model").is_dir():
         say(f"{run} is finished already; remove it to start over. Its result:\n")
@@ -85,7 +85,7 @@ def prepare(size: str, folder: Path) -> Path:
     model = _film_inputs(inputs) if size == "full" else _toy_inputs(inputs)
     text = (source / STORIES[size].config).read_text(encoding="utf-8")
     config = inputs / STORIES[size].config
-    write_file(config, text.replace("MODEL  ", json.dumps(str(model)) + " ").encode())
+    write_file(config, text.replace("MODEL  ", json.dumps(str(model), ensure_ascii=False) + " ").encode())
     return config
 
 
@@ -134,17 +134,26 @@ def outcome(run: Path) -> str:
     before, after = evaluations[0], evaluations[-1]
     lines = ["", f"{'':24}{'before':>22}{'after':>22}"]
     lines.append(f"{'held-out score':24}{_interval(before):>22}{_interval(after):>22}")
+    for record in (before, after):
+        record["ended_share"] = 1.0 - record["evaluate/cut_off_share"]
     for label, key, form in (
         ("KL, nats per review", "evaluate/reference_k1", "{:.2f}"),
         ("tokens per review", "evaluate/tokens_mean", "{:.1f}"),
         ("perplexity (start)", "evaluate/reference_perplexity", "{:.1f}"),
         ("different reviews", "evaluate/distinct_share", "{:.0%}"),
+        ("reviews that end", "ended_share", "{:.0%}"),
     ):
         lines.append(f"{label:24}{form.format(before[key]):>22}{form.format(after[key]):>22}")
     lines += ["", *_verdict(before, after), "", "The same held-out prompts, before and after:"]
     lines += _samples(run, int(before["step"]), int(after["step"]))
     lines += ["", f"model      {run / 'model'}   (loads with transformers)"]
     lines += [f"run        {run}   (config, lineage, metrics.jsonl, samples, checkpoints)"]
+    inputs = run.with_name(f"{run.name}-inputs")
+    lines += [
+        "",
+        f"Go on: `. .venv/bin/activate`, copy {inputs}/ (config, prompts, reward.py), change it, then",
+        "`surefoot check CONFIG` and `surefoot train CONFIG`. README.md and docs/rewards.md say more.",
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -99,6 +99,14 @@ def summary(path: Path) -> Run:
     )
 
 
+def summary_or_damage(path: Path) -> Run:
+    """As :func:`summary`; a folder that cannot even be looked into is shown as damaged, beside the others."""
+    try:
+        return summary(path)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, SurefootError) as error:
+        return Run(path.name, str(path), "DAMAGED", reason=f"{type(error).__name__}: {error}")
+
+
 def held_out_of(record: Mapping[str, Any]) -> HeldOut:
     """A line of ``evaluations.jsonl``."""
     mean, low, high = (_number(record.get(f"evaluate/score_{name}")) for name in ("mean", "low", "high"))

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from surefoot.cli.compare import comparison, render
-from surefoot.cli.run_summary import Run, age, run_folders, summary
+from surefoot.cli.run_summary import Run, age, run_folders, summary_or_damage
 from surefoot.cli.table import aligned, number
 from surefoot.training.durable import plain
 
@@ -22,7 +22,7 @@ def list_runs(folder: Path, *, as_json: bool) -> int:
         RunFolderError: there is no such folder.
     """
     logging.getLogger("surefoot").setLevel(logging.ERROR)  # what is damaged is named in the table
-    runs = [summary(path) for path in run_folders(folder)]
+    runs = [summary_or_damage(path) for path in run_folders(folder)]
     if as_json:
         sys.stdout.write(json.dumps(plain([asdict(run) for run in runs])) + "\n")
     elif runs:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from surefoot.training.run_folder import in_the_way
 
 logger = logging.getLogger("surefoot")
 
-SIGNAL_EXITS = {signal.SIGINT.name: 130, signal.SIGTERM.name: 143}
+SIGNAL_EXITS = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 129}
 
 
 def run_train(config: Path, overrides: Sequence[str], *, resume: bool, as_json: bool) -> int:
@@ -30,7 +29,11 @@ def run_train(config: Path, overrides: Sequence[str], *, resume: bool, as_json: 
     # Importing torch and transformers takes seconds; a mistake in the config has been found by now.
     from surefoot.assembly.train import train
 
-    result = train(cfg, resume=resume)
+    try:
+        result = train(cfg, resume=resume)
+    except KeyboardInterrupt:
+        sys.stderr.write(stopped_at_once(run_folder(cfg)))
+        return SIGNAL_EXITS["SIGINT"]
     summary = {
         "run": str(result.folder),
         "status": str(result.status),
@@ -39,7 +42,8 @@ def run_train(config: Path, overrides: Sequence[str], *, resume: bool, as_json: 
         "evaluations": [
             {key: value for key, value in record.items() if key != "settings"} for record in result.evaluations
         ],
-        "model": str(result.folder / "model") if (result.folder / "model").is_dir() else None,
+        # A run that was stopped may have the model of an earlier, shorter one.
+        "model": str(result.folder / "model") if str(result.status) == "FINISHED" else None,
     }
     sys.stdout.write(json.dumps(summary) + "\n" if as_json else describe(summary))
     return next((code for name, code in SIGNAL_EXITS.items() if name in result.reason and summary["model"] is None), 0)
@@ -51,12 +55,27 @@ def refuse_early(cfg: Config, *, resume: bool) -> None:
     Raises:
         RunFolderError, DataError: saying which.
     """
-    folder = Path(cfg.run.dir).expanduser() / (cfg.run.name or "run")
+    folder = run_folder(cfg)
     if not resume and os.path.lexists(folder):
         raise in_the_way(folder)
     for source in (cfg.data.prompts, cfg.evaluate.prompts):
         if source is not None:
             raw_rows(source)
+
+
+def run_folder(cfg: Config) -> Path:
+    """Where the run lies or will lie."""
+    return Path(cfg.run.dir).expanduser() / (cfg.run.name or "run")
+
+
+def stopped_at_once(folder: Path) -> str:
+    """What is left of a run that was not allowed to save."""
+    steps = [int(p.name.removeprefix("step-")) for p in folder.glob("checkpoints/step-*") if p.name[5:].isdigit()]
+    if steps:
+        return f"stopped at once; the last checkpoint is of step {max(steps)}: the same command with --resume goes on\n"
+    if folder.exists():
+        return "stopped at once, before the first checkpoint: the same command with --resume starts at step 1\n"
+    return "stopped at once, before anything was written: run the same command again\n"
 
 
 def describe(summary: Mapping[str, Any]) -> str:

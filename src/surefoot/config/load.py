@@ -38,7 +38,8 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     name_missing = not (isinstance(tree.get("run"), dict) and tree["run"].get("name"))
     config = build_config(tree, origin=str(file))
     if name_missing:
-        stem = "".join(c if c.isalnum() or c in "._-" else "-" for c in file.stem).lstrip("._-") or "run"
+        plain = (c if (c.isascii() and c.isalnum()) or c in "._-" else "-" for c in file.stem)
+        stem = "".join(plain).lstrip("._-") or "run"
         config = config.model_copy(update={"run": config.run.model_copy(update={"name": stem})})
     return resolve_paths(config, file.resolve().parent)
 

@@ -55,12 +55,7 @@ def raw_rows(source: str) -> tuple[Iterator[RawRow], tuple[Path, ...]]:
     """
     path = Path(source).expanduser()
     if path.is_dir():
-        files = tuple(sorted(p for p in path.rglob("*") if p.is_file() and p.name.lower().endswith(SUFFIXES)))
-        if not files:
-            found = ", ".join(sorted(p.name for p in path.iterdir())[:8]) or "nothing"
-            raise DataError(
-                "the folder holds no prompt files", got=f"{path} (it holds: {found})", allowed=", ".join(SUFFIXES)
-            )
+        files = prompt_files(path)
         return _chained(files, path), files
     if path.is_file():
         if not path.name.lower().endswith(SUFFIXES):
@@ -72,6 +67,26 @@ def raw_rows(source: str) -> tuple[Iterator[RawRow], tuple[Path, ...]]:
     if match is None or source.lower().endswith(SUFFIXES) or source.startswith("."):
         raise DataError("the prompt file does not exist", got=source, hint=_missing_hint(path))
     return _hub_rows(source, match["name"], match["split"] or "train"), ()
+
+
+def prompt_files(folder: Path) -> tuple[Path, ...]:
+    """All prompt files under a folder in the order of their names; hidden ones (``.ipynb_checkpoints``) left out.
+
+    Raises:
+        DataError: there are none.
+    """
+
+    def hidden(path: Path) -> bool:
+        return any(part.startswith(".") for part in path.relative_to(folder).parts)
+
+    found = (p for p in folder.rglob("*") if p.is_file() and p.name.lower().endswith(SUFFIXES) and not hidden(p))
+    files = tuple(sorted(found))
+    if not files:
+        inside = ", ".join(sorted(p.name for p in folder.iterdir())[:8]) or "nothing"
+        raise DataError(
+            "the folder holds no prompt files", got=f"{folder} (it holds: {inside})", allowed=", ".join(SUFFIXES)
+        )
+    return files
 
 
 def _missing_hint(path: Path) -> str:

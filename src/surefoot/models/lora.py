@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import difflib
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -51,8 +52,9 @@ def add_adapter(model: Any, *, rank: int, alpha: float, targets: str | list[str]
         rank, alpha, targets: as in the config's ``model.lora``.
         seed: of the adapters' random half.
     Raises:
-        ModelError: no module matches the targets, or the output layer does.
+        ModelError: one of the targets matches no module, or the output layer does.
     """
+    _refuse_unknown_targets(model, targets)
     config = LoraConfig(
         r=rank,
         lora_alpha=alpha,
@@ -73,6 +75,20 @@ def add_adapter(model: Any, *, rank: int, alpha: float, targets: str | list[str]
     _refuse_adapted_head(model, head, "model.lora.targets")
     adapted.eval()
     return adapted
+
+
+def _refuse_unknown_targets(model: Any, targets: str | list[str]) -> None:
+    """peft is content when any of the names matches; a misspelt one would be left out in silence."""
+    names = {name.rpartition(".")[2] for name, _ in model.named_modules()} | {name for name, _ in model.named_modules()}
+    whole = [name for name, _ in model.named_modules()]
+    for target in [] if isinstance(targets, str) else targets:
+        if not any(name == target or name.endswith(f".{target}") for name in whole):
+            near = difflib.get_close_matches(target, sorted(names - {""}), n=1)
+            raise ModelError(
+                "no module of the model has the name of a LoRA target",
+                got=f"model.lora.targets: {target}",
+                hint=f"did you mean {near[0]}?" if near else "all-linear takes every linear layer",
+            )
 
 
 def load_adapter(lm: CausalLM, folder: str) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from surefoot.errors import RewardError
 from surefoot.records import Score, Trajectory
-from surefoot.rewards.placing import Misplaced, Offsets, place_spans, place_tokens
+from surefoot.rewards.placing import Misplaced, Offsets, place_spans, place_tokens, usable
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
@@ -91,7 +91,7 @@ class Reader:
         if entry is None:
             return self.failed("returned None")
         if kind == "numbers":
-            return Score(entry, None, {self.term: entry}) if math.isfinite(entry) else self.failed(f"returned {entry}")
+            return Score(entry, None, {self.term: entry}) if usable(entry) else self.failed(f"returned {entry}")
         if kind == "named terms":
             return self._named(entry)
         try:
@@ -110,13 +110,13 @@ class Reader:
                 got=", ".join(map(repr, entry)),
                 allowed="letters, digits, _ and -",
             )
-        usable = {n: v if v is not None and math.isfinite(v) else None for n, v in entry.items()}
-        terms = {f"{self.term}_{n}": v for n, v in usable.items()}
-        bad = [n for n, v in usable.items() if v is None]
+        sound = {n: v if v is not None and usable(v) else None for n, v in entry.items()}
+        terms = {f"{self.term}_{n}": v for n, v in sound.items()}
+        bad = [n for n, v in sound.items() if v is None]
         if bad or not entry:
             reason = f"term {bad[0]!r} is {entry[bad[0]]}" if bad else "returned no terms"
             return Score(None, reason, {self.term: None, **terms})
-        total = math.fsum(v for v in usable.values() if v is not None)
+        total = math.fsum(v for v in sound.values() if v is not None)
         return Score(total, None, {self.term: total, **terms})
 
     def _tokens(self, row: int, entry: Sequence[float | None], trajectory: Trajectory) -> tuple[float, ...]:

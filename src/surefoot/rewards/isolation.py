@@ -26,6 +26,8 @@ from surefoot.rewards import worker
 
 LOAD_LIMIT_S = 120.0
 KILL_LIMIT_S = 5.0
+# The system's calls take no more than 24 days at a time.
+LONGEST_WAIT_S = 1e6
 MAX_STUCK_THREADS = 8
 Columns = Mapping[str, Sequence[Any]]
 
@@ -187,8 +189,10 @@ def _transfer(process: subprocess.Popen[bytes], frame: bytes, deadline: float) -
         selector.register(process.stdout, selectors.EVENT_READ)
         while True:
             left = deadline - time.monotonic()
-            ready = selector.select(left) if left > 0 else []
+            ready = selector.select(min(left, LONGEST_WAIT_S)) if left > 0 else []
             if not ready:
+                if left > LONGEST_WAIT_S:
+                    continue
                 raise TimeoutError
             for key, _ in ready:
                 try:

@@ -10,6 +10,14 @@ Offsets = Callable[[Sequence[int]], Sequence[tuple[int, int]]]
 
 Span = tuple[float, float, float]
 
+LARGEST = 1e100
+"""Beyond it sums and squares of scores leave the range of floating-point numbers."""
+
+
+def usable(value: float) -> bool:
+    """Whether a number can be a reward: finite, and not of a size that only a fault produces."""
+    return math.isfinite(value) and abs(value) <= LARGEST
+
 
 class Misplaced(Exception):
     """A reward that has no place in the trajectory. The text says why."""
@@ -26,8 +34,8 @@ def place_tokens(rewards: Sequence[float], mask: Sequence[bool]) -> tuple[float,
     Raises:
         Misplaced: a reward is not finite.
     """
-    if not all(math.isfinite(r) for r in rewards):
-        place = next(n for n, r in enumerate(rewards) if not math.isfinite(r))
+    if not all(map(usable, rewards)):
+        place = next(n for n, r in enumerate(rewards) if not usable(r))
         raise Misplaced(f"the reward of action token {place} is {rewards[place]}")
     given = iter(rewards)
     return tuple(next(given) if m else 0.0 for m in mask)
@@ -55,7 +63,7 @@ def place_spans(
     for start, end, reward in spans:
         if not 0 <= start < end <= length or start != int(start) or end != int(end):
             raise Misplaced(f"the span ({start:g}, {end:g}) is not a part of the text, which has {length} characters")
-        if not math.isfinite(reward):
+        if not usable(reward):
             raise Misplaced(f"the reward of span ({start:g}, {end:g}) is {reward}")
         covering = [n for n, (first, last) in enumerate(offsets) if first < end and last > start]
         if not covering:

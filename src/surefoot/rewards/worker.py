@@ -268,11 +268,14 @@ def main() -> None:
     atexit.register(_end_group)  # runs last: first in, last out
     frames: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     threading.Thread(target=_read_frames, args=(requests, frames), daemon=True).start()
-    server = _Server()
+    server, own = _Server(), os.getpid()
     # A broken pipe: the trainer went while the function was busy, and nobody waits for the answer.
     with contextlib.suppress(BrokenPipeError):
         while (frame := frames.get()) is not None:
             body = json.dumps(server.answer(frame)).encode()
+            if os.getpid() != own:
+                # A copy of this process that the function made and let return: the answer is the original's to give.
+                os._exit(0)
             answers.write(len(body).to_bytes(HEADER, "big") + body)
             answers.flush()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import Protocol
 
@@ -86,9 +87,10 @@ class PlainDisplay:
         self.note(describe_evaluation(result))
 
     def note(self, text: str) -> None:
-        """A line."""
-        sys.stderr.write(text + "\n")
-        sys.stderr.flush()
+        """A line; a reader that has gone away (``| head``) must not end the run."""
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(text + "\n")
+            sys.stderr.flush()
 
     def stop(self) -> None:
         """Nothing is left on the screen."""

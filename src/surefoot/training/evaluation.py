@@ -141,7 +141,8 @@ def summarise(
         "evaluate/distinct_share": len({t.response for t in rollout.trajectories}) / rollout.num_rows,
         "evaluate/reference_perplexity": float(np.exp(-ref_logp[rollout.mask].mean())),
     }
-    if rollout.logp is not None and settings.get("temperature") == settings.get("trained_temperature"):
+    plain = settings.get("top_k", 0) == 0 and settings.get("top_p", 1.0) == 1.0
+    if rollout.logp is not None and plain and settings.get("temperature") == settings.get("trained_temperature"):
         gap = np.where(rollout.mask, rollout.logp - ref_logp, 0.0)
         metrics["evaluate/reference_k1"] = float(gap.sum(axis=1).mean())
     return HeldOut(step, mean, low, high, len(means), metrics, settings, rollout, scores)

@@ -10,6 +10,7 @@ import importlib.util
 import logging
 import os
 import platform
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib import metadata
@@ -18,6 +19,7 @@ from typing import Any, Final
 
 import surefoot
 from surefoot.config import Config
+from surefoot.data.formats import prompt_files
 from surefoot.errors import DataError, RunFolderError
 from surefoot.records import Lineage
 from surefoot.training.durable import digest_file, json_bytes, parse_json, write_file, writing
@@ -26,8 +28,6 @@ logger = logging.getLogger("surefoot")
 
 MODEL_FILES: Final = ("*.safetensors", "*.json", "tokenizer*", "*.txt", "*.model", "*.jinja", "*.py")
 """What a model folder's digest covers: weights, settings, tokenizer, template and code."""
-DATA_FILES: Final = ("*.jsonl", "*.parquet")
-"""What a data folder's digest covers."""
 NUMERIC_PACKAGES: Final = (
     "torch",
     "numpy",
@@ -55,7 +55,16 @@ def digest_folder(path: Path, patterns: Sequence[str] = MODEL_FILES) -> dict[str
     matching = sorted({f for pattern in patterns for f in path.glob(pattern) if f.is_file()})
     if not matching:
         raise DataError("there is nothing to take a digest of", got=str(path), allowed=", ".join(patterns))
-    files = {file.name: digest_file(file) for file in matching}
+    return _digest_of({file.name: file for file in matching})
+
+
+def digest_data_folder(path: Path) -> dict[str, Any]:
+    """As :func:`digest_folder`, of all the files that reading the folder's prompts reads, by their relative paths."""
+    return _digest_of({file.relative_to(path).as_posix(): file for file in prompt_files(path)})
+
+
+def _digest_of(found: Mapping[str, Path]) -> dict[str, Any]:
+    files = {name: digest_file(file) for name, file in found.items()}
     listing = "".join(f"{digest}  {name}\n" for name, digest in files.items())
     return {"sha256": hashlib.sha256(listing.encode()).hexdigest(), "files": files}
 
@@ -72,7 +81,7 @@ def describe_input(place: str | os.PathLike[str], kind: str) -> dict[str, Any]:
     path = Path(place)
     found: dict[str, Any] = {"kind": kind, "path": str(place), "sha256": None}
     if path.is_dir():
-        found.update(digest_folder(path, DATA_FILES if kind == "data" else MODEL_FILES))
+        found.update(digest_data_folder(path) if kind == "data" else digest_folder(path))
     elif path.is_file():
         found["sha256"] = digest_file(path)
     return found
@@ -84,10 +93,14 @@ def describe_function(target: str) -> dict[str, Any]:
     if place.endswith(".py"):
         found = describe_input(place, "code")
     else:
+        # The worker that runs the function looks in the working directory as well.
+        sys.path.append(str(Path.cwd()))
         try:
             spec = importlib.util.find_spec(place)
         except (ImportError, ValueError):
             spec = None
+        finally:
+            sys.path.remove(str(Path.cwd()))
         found = {"kind": "code", "path": place, "sha256": None}
         if spec is not None and spec.origin and Path(spec.origin).is_file():
             found["sha256"] = digest_file(Path(spec.origin))

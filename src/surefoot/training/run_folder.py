@@ -79,6 +79,8 @@ class RunFolder:
         self._lock: FolderLock | None = None
         self._pending_config: str | None = None
         self._state = RunState(RunStatus.RUNNING)
+        # Until a run has begun here, what stands in status.json is another process's word.
+        self._begun = False
         self._not_finite: set[str] = set()
 
     @classmethod
@@ -144,7 +146,7 @@ class RunFolder:
 
     def _start(self, config_text: str) -> None:
         write_file(self.config, config_text.encode())
-        self._state = RunState.running()
+        self._state, self._begun = RunState.running(), True
         write_state(self.status, self._state)
         sync_folder(self.path.parent)
 
@@ -208,7 +210,7 @@ class RunFolder:
             "changed": {key: list(values) for key, values in self.changed.items()},
             "warnings": list(warnings),
         }
-        self._state = RunState.running(step, (*before.resumes, entry))
+        self._state, self._begun = RunState.running(step, (*before.resumes, entry)), True
         write_state(self.status, self._state)
         # Last, so that a kill in between leaves the change to be found, and noted, by the next resume.
         write_file(self.config, config_text.encode())
@@ -366,7 +368,7 @@ class RunFolder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Write down the end, unless :meth:`finish` has, and let go of the lock."""
-        if self._lock is not None and self._state.ended is None:
+        if self._lock is not None and self._begun and self._state.ended is None:
             if error is None:
                 self.finish(RunStatus.FINISHED, "done")
             elif isinstance(error, (KeyboardInterrupt, SystemExit)):

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM end a run at the next safe point, with a checkpoint; a second one ends it at once."""
+"""Ctrl-C, SIGTERM and a closed terminal end a run at the next safe point, with a checkpoint; twice, at once."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from typing import Any
 
 logger = logging.getLogger("surefoot")
 
+ENDING = tuple(s for name in ("SIGINT", "SIGTERM", "SIGHUP") if (s := getattr(signal, name, None)) is not None)
+"""Ctrl-C, a polite request to end, and a terminal that closes."""
+
 
 class GracefulStop:
-    """Within this block the first SIGINT or SIGTERM only sets ``.received``.
+    """Within this block the first SIGINT, SIGTERM or SIGHUP only sets ``.received``.
 
     Off the main thread Python cannot handle signals; then nothing is changed.
     """
@@ -23,8 +26,10 @@ class GracefulStop:
 
     def __enter__(self) -> GracefulStop:
         if threading.current_thread() is threading.main_thread():
-            for name in (signal.SIGINT, signal.SIGTERM):
-                self._before[name] = signal.signal(name, self._note)
+            for name in ENDING:
+                # What is ignored stays ignored, as the hang-up under nohup.
+                if signal.getsignal(name) is not signal.SIG_IGN:
+                    self._before[name] = signal.signal(name, self._note)
         return self
 
     def __exit__(

@@ -14,11 +14,27 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from surefoot.errors import CheckpointError
+from surefoot.errors import CheckpointError, TrainingError
 from surefoot.training.optimizer import Optimizer
 from surefoot.training.step import Parts
 
 FORMAT = 1
+
+
+def refuse_broken_weights(parts: Parts) -> None:
+    """Weights with NaN or infinity in them must not become the checkpoint that a resume takes.
+
+    Raises:
+        TrainingError: naming some.
+    """
+    named = parts.learner.policy.trainable() | parts.learner.critic.trainable()
+    broken = [name for name, p in named.items() if not bool(torch.isfinite(p).all())]
+    if broken:
+        raise TrainingError(
+            f"{len(broken)} of {len(named)} trained tensors are not finite any more, so they are not saved",
+            got=", ".join(broken[:3]),
+            hint="start another run with a lower optim.policy_lr; the last checkpoint is from before",
+        )
 
 
 def write_state(folder: Path, parts: Parts, *, step: int, extra: Mapping[str, Any]) -> None:

@@ -23,7 +23,7 @@ from surefoot.training.recording import record_step
 from surefoot.training.run_folder import RunFolder
 from surefoot.training.run_status import RunStatus
 from surefoot.training.signals import GracefulStop
-from surefoot.training.state import read_state, write_state
+from surefoot.training.state import read_state, refuse_broken_weights, write_state
 from surefoot.training.step import Parts, StepResult, ppo_step
 from surefoot.training.stopping import Stopping
 
@@ -168,7 +168,9 @@ class Trainer:
         report = result.report
         reason = self.stopping.after_step(report)
         every = self.cfg.evaluate.every
-        if job.evaluator is not None and (step == self._steps or (every and step % every == 0)):
+        due = step == self._steps or (every and step % every == 0)
+        job.display.step(report)
+        if job.evaluator is not None and due:
             held_out, stop = self._evaluate(step)
             report = StepReport(step, {**report.metrics, **held_out})
             reason = reason or stop
@@ -186,7 +188,6 @@ class Trainer:
         self.job.folder.append_metrics(report)
         for tracker in self.job.trackers:
             tracker.log(report)
-        self.job.display.step(report)
 
     def _evaluate(self, step: int) -> tuple[Mapping[str, Any], str | None]:
         """Score held-out prompts; their metrics, and a reason to stop."""
@@ -206,6 +207,7 @@ class Trainer:
         """Save the state after the current step, once."""
         if self._saved == self.step or self.step == 0:
             return
+        refuse_broken_weights(self.job.parts)
         self.job.folder.sync()
         extra = {
             "stopping": self.stopping.state(),

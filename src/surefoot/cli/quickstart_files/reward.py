@@ -11,13 +11,11 @@ from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
 _analyzer = SentimentIntensityAnalyzer()
 
 
-def sentiment(prompts: list[Any], completions: list[Any], **columns: Any) -> list[float | None]:
+def sentiment(prompts: list[str], completions: list[str], **columns: Any) -> list[float | None]:
     """One score a completion, in their order; a text without a word that VADER knows, an empty one too, scores 0."""
     return [float(_analyzer.polarity_scores(_text(completion))["compound"]) for completion in completions]
 
 
 def _text(completion: Any) -> str:
-    """A completion is text, or the assistant's messages when the prompt was a chat."""
-    if isinstance(completion, str):
-        return completion
-    return " ".join(message["content"] for message in completion)
+    """Completions are plain text here, always; a trainer that passes a chat's answer as messages is served too."""
+    return completion if isinstance(completion, str) else " ".join(message["content"] for message in completion)
