@@ -242,7 +242,7 @@ def test_a_time_limit_of_months_is_one(make: Make) -> None:
     assert reward.score(rollout_of(["a"]))[0].value == 1.0
 
 
-@pytest.mark.parametrize("value", ["1e308", "{'a': 1e308, 'b': 1e308}", "[1e308]"])
+@pytest.mark.parametrize("value", ["1e308", "{'a': 1e308, 'b': 1e308}", "[1e308, 1e308]"])
 def test_numbers_that_only_a_fault_produces_are_failures(make: Make, value: str) -> None:
     reward = make(f"def f(prompts, completions): return [{value}, {value}]")
     assert [score.value for score in reward.score(rollout_of(["a", "b"]))] == [None, None]

@@ -126,8 +126,8 @@ def test_an_interrupted_extension_is_not_finished(tmp_path: Path, capsys: pytest
     file.write_text(RunFolder.open(folder_of(cfg)).config.read_text())
     (tmp_path / "reward.py").write_text(
         (tmp_path / "reward.py").read_text()
-        + "\nimport os, signal\nplain = positive\ndef positive(prompts, completions):\n"
-        + "    os.kill(os.getppid(), signal.SIGINT)\n    return plain(prompts, completions)\n"
+        + "\nimport os, signal\nplain = positive\ndef positive(prompts, completions, **_):\n"
+        + "    os.kill(os.getppid(), signal.SIGINT)\n    return plain(completions=completions)\n"
     )
     code = run_train(file, ["run.steps=200"], resume=True, as_json=True)
     said = json.loads(capsys.readouterr().out)
