@@ -31,7 +31,7 @@ def example() -> str:
 
 def test_the_example_runs(tmp_path: Path) -> None:
     command = [sys.executable, "-W", "error::DeprecationWarning:__main__", "-c", example()]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert len(lines) == example().count("print(") == 5, done.stdout
