@@ -35,7 +35,7 @@ class KLSection(Section):
         if self.place == "reward" and self.used_estimator != "k1":
             raise ValueError(
                 f"{self.estimator} as a reward is biased: its gradient is not that of the KL, and the optimum moves "
-                "(measured total variation 0.21 to the right optimum, against 0.00 with k1); "
+                "(measured total variation 0.27 to 0.77 to the right optimum, against 0.01 with k1); "
                 "hint: estimator: k1, or place: loss for a differentiable k3"
             )
         if self.place == "loss" and self.used_estimator == "k1":

@@ -32,7 +32,7 @@ class Parts:
 
     Attributes:
         learner: policy, critic and their optimizers.
-        reference, engine, environment, reward: the seams of DESIGN.
+        reference, engine, environment, reward: the seams of :mod:`surefoot.protocols`.
         kl: controller of the KL to the reference.
         penalty: controller of ``surrogate: kl``.
         normaliser: of scores, or None.
