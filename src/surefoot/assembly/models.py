@@ -118,6 +118,14 @@ def critic_source(cfg: Config) -> str:
     return init
 
 
+def _other_vocabulary(cfg: Config, source: str, codec: TextCodec) -> bool:
+    """Whether a model folder's own tokenizer has other ids than the policy's; a folder without one says nothing."""
+    if not Path(source).is_dir() or not has_tokenizer(source):
+        return False
+    own = load_codec(source, trust_remote_code=cfg.model.trust_remote_code)
+    return own.vocabulary_fingerprint() != codec.vocabulary_fingerprint()
+
+
 def check_critic_vocabulary(cfg: Config, codec: TextCodec) -> None:
     """Refuse a critic that reads the policy's token ids with another vocabulary.
 
@@ -127,10 +135,7 @@ def check_critic_vocabulary(cfg: Config, codec: TextCodec) -> None:
     if cfg.critic.kind != "separate" or cfg.critic.init == "policy":
         return
     source = critic_source(cfg)
-    if not Path(source).is_dir() or not has_tokenizer(source):
-        return
-    own = load_codec(source, trust_remote_code=cfg.model.trust_remote_code)
-    if own.vocabulary_fingerprint() != codec.vocabulary_fingerprint():
+    if _other_vocabulary(cfg, source, codec):
         raise ConfigError(
             "the critic would read the policy's token ids with another vocabulary",
             got=f"critic.init: {cfg.critic.init} ({source})",
@@ -145,10 +150,7 @@ def check_reference_vocabulary(cfg: Config, codec: TextCodec) -> None:
         ConfigError: the reference's tokenizer has other ids.
     """
     source = cfg.model.reference
-    if source is None or not Path(source).is_dir() or not has_tokenizer(source):
-        return
-    own = load_codec(source, trust_remote_code=cfg.model.trust_remote_code)
-    if own.vocabulary_fingerprint() != codec.vocabulary_fingerprint():
+    if source is not None and _other_vocabulary(cfg, source, codec):
         raise ConfigError(
             "the reference would read the policy's token ids with another vocabulary",
             got=f"model.reference: {source}",
