@@ -1,4 +1,4 @@
-"""The memory estimate counts what training really holds."""
+"""The memory estimate counts what training really holds, role by role."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from surefoot.assembly.memory import PROCESS_BYTES, SAMPLING_BYTES, estimate_memory, free_disk, memory_of
+from surefoot.assembly.activations import DRAWING
+from surefoot.assembly.memory import PROCESS_BYTES, TOKENIZER_BYTES, estimate_memory, free_disk, memory_of
 from surefoot.assembly.models import build_critic, build_learner, build_policy
 from surefoot.config import Config, build_config
 from surefoot.models.load import load_model_config
@@ -51,25 +52,32 @@ def test_weights_gradients_and_moments_are_those_of_the_models(tree: dict[str, A
     learner = build_learner(config, policy, critic)
     shared = config.critic.kind == "shared"
 
-    def held(parameters: Any, trained: Any, optimizer: Optimizer | None) -> int:
+    def held(parameters: Any, trained: Any, optimizer: Optimizer | None) -> tuple[int, int, int]:
         assert optimizer is not None
         for parameter in trained:
             parameter.grad = torch.ones_like(parameter)
         optimizer.adam.step()
-        moments = [t for state in optimizer.adam.state.values() for name, t in state.items() if name != "step"]
-        return bytes_of(parameters) + bytes_of(p.grad for p in trained) + bytes_of(moments)
+        states = [optimizer.adam.state[parameter] for parameter in trained]
+        moments = [t for state in states for name, t in state.items() if name != "step"]
+        return bytes_of(parameters), bytes_of(p.grad for p in trained), bytes_of(moments)
 
-    heads = [] if not shared else list(critic.head.parameters())
-    own = held(policy.module.parameters(), policy.trainable().values(), learner.policy_optimizer)
-    assert estimate.fixed["policy"] == pytest.approx(own, abs=4 * bytes_of(heads))
+    def planned(name: str) -> tuple[int, int, int]:
+        role = estimate.roles[name]
+        return role.parameters, role.gradients, role.optimizer
+
+    trained = list(policy.trainable().values())
+    assert planned("policy") == held(policy.module.parameters(), trained, learner.policy_optimizer)
     assert estimate.counts["parameters"] == sum(p.numel() for p in policy.module.parameters())
-    if not shared:
-        trunk = critic.trunk.parameters() if config.model.lora is None else critic.adapters.parameters()
-        theirs = held(trunk, critic.trainable().values(), learner.critic_optimizer)
-        # The value head is too small to count.
-        assert estimate.fixed["critic"] == pytest.approx(theirs, abs=4 * bytes_of(critic.head.parameters()))
+    heads = list(critic.head.parameters())
+    if shared:
+        assert planned("value head") == held(heads, heads, learner.policy_optimizer)
     else:
-        assert estimate.fixed["critic"] == 0
+        trunk = list(critic.trunk.parameters())
+        theirs = list(critic.trainable().values())
+        assert planned("critic") == held(trunk + heads, theirs, learner.critic_optimizer)
+    everything = trained + (heads if shared else theirs)
+    assert estimate.counts["trained"] == sum(p.numel() for p in everything)
+    assert estimate.checkpoint == 3 * bytes_of(everything)
 
 
 def test_a_reference_counts_where_it_is_a_copy(toy: Path) -> None:
@@ -78,16 +86,26 @@ def test_a_reference_counts_where_it_is_a_copy(toy: Path) -> None:
     other = config_of(toy, model={"lora": {}, "reference": str(toy)})
     weights = estimate_memory(full, model_config, 20).counts["parameters"] * 4
     assert estimate_memory(full, model_config, 20).fixed["reference"] == weights
-    assert estimate_memory(lora, model_config, 20).fixed["reference"] == 0
-    assert estimate_memory(other, model_config, 20).fixed["reference"] > 0
+    assert "reference" not in estimate_memory(lora, model_config, 20).fixed
+    assert estimate_memory(other, model_config, 20).fixed["reference"] == weights
 
 
 def test_the_cache_by_hand(toy: Path) -> None:
-    """8 rows of 20 + 10 tokens, 2 layers, keys and values of 3 heads of 16, 4 bytes; and drawing from 62 words."""
+    """8 rows of 2 + 10 - 1 tokens, 2 layers, keys and values of 3 heads of 16, 4 bytes; and drawing from 62 words."""
+    estimate = estimate_memory(config_of(toy), load_model_config(str(toy)), 2)
+    parts = estimate.phases["rollout"].parts
+    assert parts["cache"] == 8 * 11 * 2 * 2 * 3 * 16 * 4
+    assert parts["logits"] == DRAWING * 8 * 62 * 4
+    assert parts["freed_gradients"] == max(role.gradients for role in estimate.roles.values())
+    assert estimate.process == estimate.fixed["process"] == PROCESS_BYTES + 62 * TOKENIZER_BYTES
+
+
+def test_the_peak_is_that_of_the_fullest_phase(toy: Path) -> None:
     estimate = estimate_memory(config_of(toy), load_model_config(str(toy)), 20)
-    assert estimate.rollout == 8 * 30 * 2 * 2 * 3 * 16 * 4 + 8 * 62 * SAMPLING_BYTES
-    assert estimate.fixed["process"] == PROCESS_BYTES
-    assert estimate.total == sum(estimate.fixed.values()) + max(estimate.rollout, estimate.update)
+    always = sum(estimate.fixed.values())
+    assert estimate.total == always + max(phase.total for phase in estimate.phases.values())
+    assert estimate.total == always + estimate.phases[estimate.fullest].total
+    assert estimate.training == always + max(estimate.rollout, estimate.phases["score"].total, estimate.update)
 
 
 @pytest.mark.parametrize(

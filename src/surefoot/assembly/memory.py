@@ -1,180 +1,157 @@
-"""How much memory a run will need, from the model's config alone: an estimate, and what the machine has.
+"""How much memory a run will need, from configs and prompts alone, and what the machine has. Nothing is loaded.
 
-Weights, gradients and optimizer state are counted; cache and activations are approximated by the formulas below.
-Nothing is loaded: models are made without storage.
+Weights, gradients and optimizer state are counted by role. What comes and goes is counted for each phase at its
+fullest moment; the largest of these, on top of what always stays, is the peak.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch import nn
-from transformers import AutoModelForCausalLM
-from transformers.pytorch_utils import Conv1D
 
-from surefoot.assembly.models import critic_source
+from surefoot.assembly.model_shape import ModelShape
+from surefoot.assembly.models import choose_device
+from surefoot.assembly.phases import Holder, Phase, largest_parts, phases_of
+from surefoot.assembly.roles import POLICY, REWARD, Role, lora_of, role_of, shapes_of, width_of
+from surefoot.assembly.step_sizes import StepSizes, even_prompts, step_sizes
 from surefoot.config import Config
-from surefoot.models.load import DTYPES, load_model_config, read_json
-from surefoot.models.lora import base_of_adapter, is_adapter
-from surefoot.models.output_head import CHUNK_BYTES
 
-PROCESS_BYTES: Final = 600 * 10**6
-"""Python, torch and transformers before any model."""
-SAMPLING_BYTES: Final = 32
-"""Per row and vocabulary entry while a token is drawn: logits, probabilities, and their sum in float64."""
-
-
-@dataclass(frozen=True)
-class Size:
-    """A model in numbers: all parameters, those that are trained, and the bytes of one."""
-
-    parameters: int
-    trained: int
-    width: int
-
-    @property
-    def fixed(self) -> int:
-        """Bytes of weights, gradients, and Adam's two moments."""
-        return self.width * (self.parameters + 3 * self.trained)
+PROCESS_BYTES: Final = 430 * 10**6
+"""Python, torch and transformers before any weights. On a GPU they take nothing of its memory."""
+TOKENIZER_BYTES: Final = 700
+"""Per entry of a tokenizer's vocabulary."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Bytes by what needs them; ``rollout`` and ``update`` come and go, the larger one counts."""
+    """Bytes that a run needs.
 
-    fixed: Mapping[str, int]
-    rollout: int
-    update: int
+    Attributes:
+        process: before any weights.
+        roles: policy, critic or value head, reference, each reward model.
+        phases: rollout, score, update, evaluate (where held-out prompts are known), save.
+        largest: the most bytes of each part that comes and goes in a step.
+        sizes: of the step that it was made for.
+        checkpoint, model: bytes on disk of a checkpoint and of the aligned model.
+        counts: parameters of the policy, and those trained of policy and critic.
+    """
+
+    process: int
+    roles: Mapping[str, Role]
+    phases: Mapping[str, Phase]
+    largest: Mapping[str, int]
+    sizes: StepSizes
     checkpoint: int
     model: int
     counts: Mapping[str, int] = field(default_factory=dict)
 
     @property
+    def fixed(self) -> dict[str, int]:
+        """What always stays: the process, and each role's weights and moments."""
+        return {"process": self.process} | {name: r.parameters + r.optimizer for name, r in self.roles.items()}
+
+    @property
+    def rollout(self) -> int:
+        """What comes and goes while tokens are drawn."""
+        return self.phases["rollout"].total
+
+    @property
+    def update(self) -> int:
+        """What comes and goes while the models are trained, gradients included."""
+        return self.phases["update"].total
+
+    @property
+    def fullest(self) -> str:
+        """The phase that the peak falls in."""
+        return max(self.phases, key=lambda name: self.phases[name].total)
+
+    @property
     def total(self) -> int:
-        """The most at one time."""
-        return sum(self.fixed.values()) + max(self.rollout, self.update)
+        """The peak."""
+        return self.peak(self.phases)
+
+    @property
+    def training(self) -> int:
+        """The peak of all phases but ``save``: of a run before its first checkpoint."""
+        return self.peak(name for name in self.phases if name != "save")
+
+    def peak(self, phases: Iterable[str]) -> int:
+        """The most at one time in some phases."""
+        return sum(self.fixed.values()) + max(self.phases[name].total for name in phases)
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it in bytes, for programs."""
+        return {
+            "peak": self.total,
+            "phase": self.fullest,
+            "training_peak": self.training,
+            "process": self.process,
+            "roles": {name: role.as_json() for name, role in self.roles.items()},
+            "phases": {
+                name: {"who": phase.who, "parts": dict(phase.parts), "peak": self.peak((name,))}
+                for name, phase in self.phases.items()
+            },
+            "largest": dict(self.largest),
+            "sizes": {
+                "rows": self.sizes.rows,
+                "longest_prompt": self.sizes.longest,
+                "reading_tokens": self.sizes.reading.tokens,
+                "training_tokens": self.sizes.training.tokens,
+            },
+        }
 
 
 def estimate_memory(config: Config, model_config: Any, longest_prompt: int) -> Estimate:
-    """Estimate the memory of a run.
+    """Estimate the memory of a run with prompts of one length.
 
     Args:
         config: the run.
         model_config: the policy's transformers config.
         longest_prompt: in tokens.
     """
-    width = DTYPES[config.model.dtype].itemsize
-    policy = _policy_size(config, model_config, width)
-    critic = _critic_size(config, model_config, width)
-    copies = config.model.reference is not None or policy.trained == policy.parameters
-    rewards = sum(_parameters(term.target) * 4 for term in config.reward.terms if term.kind == "model")
-    fixed = {
-        "process": PROCESS_BYTES,
-        "policy": policy.fixed,
-        "critic": critic.fixed,
-        "reference": policy.parameters * width if copies else 0,
-        "reward models": rewards,
-    }
-    trained = policy.trained + critic.trained
+    return memory_for(config, model_config, even_prompts(config, longest_prompt))
+
+
+def memory_for(
+    config: Config, model_config: Any, prompts: Sequence[Sequence[int]], held_out: Sequence[Sequence[int]] = ()
+) -> Estimate:
+    """Estimate the memory of a run with these prompts.
+
+    Args:
+        config: the run.
+        model_config: the policy's transformers config.
+        prompts: token ids of those that are trained on, at least one.
+        held_out: of those that are evaluated; none: evaluations are left out.
+    """
+    device = choose_device(config.run.device)
+    sizes = step_sizes(config, prompts, device)
+    shapes = shapes_of(config, model_config)
+    roles = {name: role_of(config, name, shape) for name, shape in shapes.items()}
+    trained, width, lora = sum(role.gradients for role in roles.values()), width_of(config), lora_of(config, POLICY)
+    parameters = shapes[POLICY].parameters + (0 if lora is None else lora.copies * lora.parameters(shapes[POLICY]))
+    run = Holder(config, shapes, roles, device)
     return Estimate(
-        fixed=fixed,
-        rollout=_rollout_bytes(config, model_config, longest_prompt, width),
-        update=_update_bytes(config, model_config, longest_prompt, width),
-        checkpoint=3 * trained * width,
-        model=policy.parameters * width,
-        counts={"parameters": policy.parameters, "trained": trained},
+        process=_process_bytes(shapes) if device.type == "cpu" else 0,
+        roles=roles,
+        phases=phases_of(run, sizes, [len(ids) for ids in held_out]),
+        largest=largest_parts(run, sizes),
+        sizes=sizes,
+        checkpoint=3 * trained,
+        model=roles[POLICY].parameters,
+        counts={"parameters": parameters, "trained": trained // (width if lora is None else max(width, 4))},
     )
 
 
-def _policy_size(config: Config, model_config: Any, width: int) -> Size:
-    model = _shape_of(model_config)
-    parameters = _count(model)
-    policy = config.model.policy
-    if config.model.lora is not None:
-        adapter = _adapter_parameters(model, config.model.lora.rank, config.model.lora.targets)
-        return Size(parameters + adapter, adapter, width)
-    if policy is not None and is_adapter(policy):
-        saved = read_json(Path(policy) / "adapter_config.json")
-        adapter = _adapter_parameters(model, int(saved.get("r", 8)), saved.get("target_modules") or "all-linear")
-        return Size(parameters + 2 * adapter, adapter, width)
-    return Size(parameters, parameters, width)
-
-
-def _critic_size(config: Config, model_config: Any, width: int) -> Size:
-    if config.critic.kind == "shared":
-        return Size(0, 0, width)
-    source = critic_source(config)
-    if source != config.model.policy:
-        base = base_of_adapter(source) if is_adapter(source) else source
-        model_config = load_model_config(base, trust_remote_code=config.model.trust_remote_code)
-    trunk = _shape_of(model_config).base_model
-    parameters = _count(trunk)
-    if config.model.lora is None:
-        return Size(parameters, parameters, width)
-    adapter = _adapter_parameters(trunk, config.model.lora.rank, config.model.lora.targets)
-    return Size(parameters + adapter, adapter, width)
-
-
-def _shape_of(model_config: Any) -> Any:
-    """The model without storage: shapes only."""
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(model_config)
-
-
-def _parameters(folder: str) -> int:
-    return _count(_shape_of(load_model_config(folder)))
-
-
-def _count(model: nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters())
-
-
-def _adapter_parameters(model: Any, rank: int, targets: str | list[str]) -> int:
-    """Parameters of LoRA's two matrices at each adapted layer."""
-    output = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-    total = 0
-    for name, module in model.named_modules():
-        if not isinstance(module, (nn.Linear, Conv1D)) or module is output:
-            continue
-        if targets == "all-linear" or any(name == t or name.endswith(f".{t}") for t in targets):
-            total += rank * sum(module.weight.shape)
-    return total
-
-
-def _rollout_bytes(config: Config, model_config: Any, longest_prompt: int, width: int) -> int:
-    """The KV cache of the rows decoded at once, and what drawing a token takes."""
-    text = model_config.get_text_config()
-    rows = min(config.rollout.max_rows or config.rows_per_step, config.rows_per_step)
-    heads = int(text.num_attention_heads)
-    per_head = int(getattr(text, "head_dim", None) or text.hidden_size // heads)
-    kv_heads = int(getattr(text, "num_key_value_heads", None) or heads)
-    length = longest_prompt + config.rollout.max_new_tokens
-    cache = rows * length * int(text.num_hidden_layers) * 2 * kv_heads * per_head * width
-    return cache + rows * int(text.vocab_size) * SAMPLING_BYTES
-
-
-def _update_bytes(config: Config, model_config: Any, longest_prompt: int, width: int) -> int:
-    """Activations of one micro-batch, and the chunk of logits.
-
-    Per token and layer a transformer of width H and feed-forward width F keeps about 12 H + 4 F numbers for the
-    backward pass; with gradient checkpointing H, and one layer in full.
-    """
-    text = model_config.get_text_config()
-    hidden = int(text.hidden_size)
-    inner = int(getattr(text, "intermediate_size", None) or 4 * hidden)
-    length = longest_prompt + config.rollout.max_new_tokens
-    rows = -(-config.rows_per_step // config.ppo.minibatches)
-    tokens = min(max(config.batch.tokens, length), rows * length)
-    per_layer = 12 * hidden + 4 * inner
-    layers = int(text.num_hidden_layers)
-    kept = layers * hidden + per_layer if config.model.gradient_checkpointing else layers * per_layer
-    return tokens * kept * width + 4 * CHUNK_BYTES
+def _process_bytes(shapes: Mapping[str, ModelShape]) -> int:
+    """The policy and each reward model have a tokenizer."""
+    readers = [shape for name, shape in shapes.items() if name == POLICY or name.startswith(REWARD)]
+    return PROCESS_BYTES + TOKENIZER_BYTES * sum(shape.vocabulary for shape in readers)
 
 
 def memory_of(device: torch.device) -> tuple[int, int]:

@@ -23,6 +23,7 @@ from surefoot.assembly.models import (
     choose_device,
     critic_source,
 )
+from surefoot.assembly.plan import predicted
 from surefoot.assembly.rewards import build_reward, required_columns
 from surefoot.config import Config, dump_config, require
 from surefoot.config.sections import DataSection
@@ -57,6 +58,7 @@ from surefoot.training.lineage import (
     read_lineage,
     write_lineage,
 )
+from surefoot.training.memory_report import MemoryReport
 from surefoot.training.run_folder import RunFolder
 from surefoot.training.run_status import RunStatus
 from surefoot.training.step import Parts
@@ -244,6 +246,9 @@ def _run(config: Config, inputs: Inputs, earlier: Lineage | None, *, resume: boo
         if earlier is None:
             write_lineage(folder.lineage, lineage)
             write_experiment(folder.experiment, config, lineage)
+        held_out = inputs.held_out.prompts if inputs.held_out is not None else ()
+        planned = predicted(config, inputs.model_config, inputs.prompts.prompts, held_out)
+        trackers.append(MemoryReport(folder.path / "memory.json", parts, planned))
         store = CheckpointStore(folder.checkpoints, keep=config.checkpoint.keep, best_by=config.checkpoint.best_by)
         job = Job(
             cfg=config,

@@ -18,6 +18,7 @@ from surefoot.parallel.allocator import keep_freed_memory
 
 EXITS = "Exit codes: 0 done; 2 something to put right, nothing was written"
 RUN_EXITS = f"{EXITS}; 3 trouble in the run, its last checkpoint is whole; 130, 143 ended by Ctrl-C or SIGTERM."
+PLAN_EXITS = "Exit codes: 0 it fits; 1 it does not; 2 something to put right. Nothing is ever written."
 CHECK_EXITS = "Exit codes: 0 no problem (there may be warnings); 2 a problem. Nothing is ever written."
 
 app = typer.Typer(
@@ -60,6 +61,14 @@ def check(config: ConfigPath, overrides: Overrides = None, as_json: AsJson = Fal
     from surefoot.cli.check import run_check
 
     raise typer.Exit(run_check(config, overrides or [], as_json=as_json))
+
+
+@app.command(epilog=PLAN_EXITS)
+def plan(config: ConfigPath, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """How much memory a run will need, by role and by phase, before anything is loaded."""
+    from surefoot.cli.plan import run_plan
+
+    raise typer.Exit(run_plan(config, overrides or [], as_json=as_json))
 
 
 @app.command(epilog=RUN_EXITS)
