@@ -376,16 +376,16 @@ MUTATIONS = (
     ),
     Mutation(
         "packed rows see each other",
-        "models/attention.py",
-        "if isinstance(layout, Packed):",
-        "if False:",
+        "models/packing.py",
+        "layout=Packed(tuple(lengths), tuple(pieces.before)),",
+        "layout=Packed((sum(lengths),)),",
         (UPDATE,),
     ),
     Mutation(
         "packed rows with running positions",
-        "models/batching.py",
-        "np.concatenate([np.arange(n) for n in lengths])[None]",
-        "np.arange(int(lengths.sum()))[None]",
+        "models/packing.py",
+        "np.concatenate([np.arange(start, end) for _, start, end in pieces.cuts])[None]",
+        "np.arange(sum(lengths))[None]",
         (UPDATE,),
     ),
     Mutation(
@@ -422,6 +422,49 @@ MUTATIONS = (
         "step=seed[1], index=index",
         "step=seed[1]",
         (ENGINE,),
+    ),
+    # ---------------------------------------------------------------- what makes it fast
+    Mutation(
+        "a common beginning gets the gradient of one row only",
+        "models/pieces.py",
+        "out.index_add_(0, copies.other, grad.index_select(0, copies.again))",
+        "pass",
+        ("tests/models/test_packing.py",),
+    ),
+    Mutation(
+        "a piece that does not see what it continues",
+        "models/packing.py",
+        "self.before.append(before)",
+        "self.before.append(())",
+        ("tests/models/test_packing.py",),
+    ),
+    Mutation(
+        "the adapter's part of a state's gradient left out",
+        "models/kernels.py",
+        "dx.addmm_(dh, down)",
+        "pass",
+        ("tests/models/test_kernels.py",),
+    ),
+    Mutation(
+        "a norm whose scale has no gradient of its own",
+        "models/kernels.py",
+        "dx.addcmul_(x, along.view_as(inverse))",
+        "pass",
+        ("tests/models/test_kernels.py",),
+    ),
+    Mutation(
+        "adapters folded in without their scale",
+        "models/decoder.py",
+        "torch.addmm(m.weight, m.up, m.down, alpha=m.scale)",
+        "torch.addmm(m.weight, m.up, m.down)",
+        ("tests/models/test_decoder.py",),
+    ),
+    Mutation(
+        "the sampler believed without a look",
+        "training/step.py",
+        "> AGREEMENT for own, theirs in pairs",
+        "> 1e9 for own, theirs in pairs",
+        ("tests/training/test_old_logp.py",),
     ),
 )
 
