@@ -10,6 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from surefoot.cli.train import stopped_at_once
 from surefoot.config import Config, load_config
 from surefoot.errors import ConfigError
 from surefoot.training.durable import read_records, write_file
@@ -122,7 +123,11 @@ def train_it(config: Config, run: Path, config_file: Path) -> None:
     resume = run.exists()
     verb = "going on with" if resume else "training; the config is"
     say(f"{verb} {run if resume else config_file} (Ctrl-C stops it with a checkpoint; the same command goes on)\n")
-    result = train(config, resume=resume)
+    try:
+        result = train(config, resume=resume)
+    except KeyboardInterrupt:
+        sys.stderr.write(stopped_at_once(run))
+        raise SystemExit(130) from None
     if not (run / "model").is_dir():
         say(f"{result.reason} after step {result.step}; the same command goes on from there")
         raise SystemExit(130 if "SIGINT" in result.reason else 143)

@@ -94,13 +94,14 @@ def describe_function(target: str) -> dict[str, Any]:
         found = describe_input(place, "code")
     else:
         # The worker that runs the function looks in the working directory as well.
+        before = list(sys.path)
         sys.path.append(str(Path.cwd()))
         try:
             spec = importlib.util.find_spec(place)
         except (ImportError, ValueError):
             spec = None
         finally:
-            sys.path.remove(str(Path.cwd()))
+            sys.path[:] = before
         found = {"kind": "code", "path": place, "sha256": None}
         if spec is not None and spec.origin and Path(spec.origin).is_file():
             found["sha256"] = digest_file(Path(spec.origin))
