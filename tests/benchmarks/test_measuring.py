@@ -49,7 +49,7 @@ def test_a_phase_within_a_phase_belongs_to_the_outer_one() -> None:
 def test_the_peak_is_of_the_step_and_not_of_what_was_before() -> None:
     meter = StepMeter()
     meter.start()
-    # Mapped by hand: what an allocator takes it may keep, and whether it does depends on what ran before in this process.
+    # Mapped by hand: whether an allocator gives memory back depends on what ran before in this process.
     with mmap.mmap(-1, 200_000_000) as block:
         for page in range(0, len(block), mmap.PAGESIZE):
             block[page] = 1

@@ -15,10 +15,11 @@ from surefoot.config import Config
 from surefoot.models.critic import SharedCritic, load_critic, shared_critic
 from surefoot.models.policy import CausalPolicy, load_policy
 from surefoot.models.scoring import BatchPlan
+from surefoot.training.critic_update import update_critic
 from surefoot.training.estimate import Batch
 from surefoot.training.losses import Coefficients
 from surefoot.training.optimizer import Optimizer
-from surefoot.training.update import Learner, optimise, plan_minibatches, update_critic
+from surefoot.training.update import Learner, optimise, plan_minibatches
 from tests.models.made_batches import RecordingOptimizer, batch_of, config_of, gradients_of
 from tests.models.oracle_models import ORACLES, PACKED, PADDED, folder, in_layout, oracle, rollout_of
 

@@ -19,10 +19,11 @@ from surefoot.protocols import Turn
 from surefoot.records import Prompt, Rollout, StopReason, Trajectory
 from surefoot.rollout import NativeEngine, Sampling
 from surefoot.training.clock import StepClock
+from surefoot.training.critic_update import Update
 from surefoot.training.estimate import estimate
 from surefoot.training.report import StepFacts, report
 from surefoot.training.step import Parts, StepResult, ppo_step, read
-from surefoot.training.update import Update, Updates
+from surefoot.training.update import Updates
 from tests.builders import (
     ActionReward,
     ScriptedEngine,

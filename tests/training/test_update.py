@@ -17,11 +17,12 @@ from torch import Tensor
 from surefoot.config import Config
 from surefoot.models.critic import SharedCritic
 from surefoot.records import Rollout, StopReason, Trajectory
+from surefoot.training.critic_update import cut
 from surefoot.training.estimate import Batch, estimate
 from surefoot.training.losses import Coefficients, Counts, share
 from surefoot.training.optimizer import Optimizer
 from surefoot.training.step import Parts, read
-from surefoot.training.update import Updates, cut, optimise, plan_minibatches
+from surefoot.training.update import Updates, optimise, plan_minibatches
 from tests.builders import make_config, make_parts, merged, save_gpt2, save_llama
 
 ORACLES = Path(__file__).resolve().parents[1] / "oracles"

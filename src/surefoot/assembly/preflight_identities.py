@@ -17,10 +17,10 @@ from surefoot.models.critic import SeparateCritic, SharedCritic
 from surefoot.models.policy import CausalPolicy
 from surefoot.models.scoring import BatchPlan
 from surefoot.records import FloatArray, Rollout, Score, StopReason, Trajectory
+from surefoot.training.critic_update import cut
 from surefoot.training.estimate import Batch, Reading, clear_failed, estimate
 from surefoot.training.losses import Coefficients, Counts, PolicyOutput, gather, policy_terms
 from surefoot.training.step import Parts, read
-from surefoot.training.update import cut
 
 ROWS: Final = 4
 """Responses that are read again and again, and trained on once: a check has seconds."""

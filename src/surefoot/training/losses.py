@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -10,7 +11,32 @@ from torch import Tensor
 from surefoot import algo
 from surefoot.config import PPOSection
 from surefoot.models.batching import MicroBatch
+from surefoot.records import Rollout
 from surefoot.training.estimate import Batch
+
+
+class ValueBatch(Protocol):
+    """What training a critic needs of a step's batch; tensors ``[B, T]`` on the CPU, 0 off the mask."""
+
+    @property
+    def rollout(self) -> Rollout:
+        """The trajectories."""
+        ...
+
+    @property
+    def mask(self) -> Tensor:
+        """Bool: action tokens."""
+        ...
+
+    @property
+    def values(self) -> Tensor:
+        """Before the update."""
+        ...
+
+    @property
+    def returns(self) -> Tensor:
+        """What the values should have been."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -21,7 +47,7 @@ class Counts:
     sequences: int
 
     @classmethod
-    def of(cls, batch: Batch, rows: list[int]) -> Counts:
+    def of(cls, batch: ValueBatch, rows: list[int]) -> Counts:
         """Count the action tokens of some rows."""
         per_row = batch.mask[rows].sum(dim=1)
         return cls(int(per_row.sum()), int((per_row > 0).sum()))
@@ -143,7 +169,7 @@ def policy_terms(
     )
 
 
-def value_term(values: Tensor, micro: MicroBatch, batch: Batch, counts: Counts, cfg: PPOSection) -> Tensor:
+def value_term(values: Tensor, micro: MicroBatch, batch: ValueBatch, counts: Counts, cfg: PPOSection) -> Tensor:
     """A micro-batch's share of the value loss, before its coefficient.
 
     Args:

@@ -65,7 +65,7 @@ def memory_report(parts: Parts, predicted: Mapping[str, Any] | None, *, step: in
     Returns:
         ``roles``: counted from the live tensors, each once; ``computed``: what had come and gone by then (cache, chunk
         of logits, activations), from the plan; ``peak``: measured, of the process (``resident``) or of the GPU's
-        tensors (``allocated``); ``predicted_peak``: before any checkpoint; ``predicted``: the whole plan.
+        tensors (``allocated``); ``predicted_peak``: before the model is saved; ``predicted``: the whole plan.
     """
     return {
         "step": step,

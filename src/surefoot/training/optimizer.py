@@ -111,11 +111,15 @@ class Optimizer:
         return StepOutcome(norm if math.isfinite(norm) else None, lr, skipped=True)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tensors and numbers that continue this optimizer exactly."""
-        tensors = {}
-        for name, parameter in self.named.items():
-            for key, value in self.adam.state.get(parameter, {}).items():
-                tensors[f"{name}::{key}"] = value.detach().clone()
+        """Tensors and numbers that continue this optimizer exactly.
+
+        The tensors are its own, not copies, which would take as much memory again: the next step changes them.
+        """
+        tensors = {
+            f"{name}::{key}": value.detach()
+            for name, parameter in self.named.items()
+            for key, value in self.adam.state.get(parameter, {}).items()
+        }
         counts = {
             "steps_taken": self.steps_taken,
             "skipped_in_a_row": self.skipped_in_a_row,
@@ -124,7 +128,7 @@ class Optimizer:
         return tensors, counts
 
     def load(self, tensors: Mapping[str, Tensor], counts: Mapping[str, Any]) -> None:
-        """Continue from :meth:`state`.
+        """Continue from :meth:`state`, whose tensors are copied.
 
         Raises:
             CheckpointError: the state is of other parameters.

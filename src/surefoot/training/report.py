@@ -15,8 +15,9 @@ from surefoot import algo
 from surefoot.config import Config
 from surefoot.records import Rollout, Score, StepReport
 from surefoot.training.clock import StepClock
+from surefoot.training.critic_update import Update
 from surefoot.training.estimate import Batch, Reading
-from surefoot.training.update import Update, Updates
+from surefoot.training.update import Updates
 
 Metrics = dict[str, float | int | None]
 

@@ -100,6 +100,7 @@ def _optimizers(parts: Parts) -> dict[str, Optimizer]:
 
 
 def _save(tensors: Mapping[str, Tensor], file: Path) -> None:
+    # On a CPU nothing is copied: the library writes from where the tensors are.
     save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, file)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -11,43 +11,14 @@ from torch import Tensor
 
 from surefoot import algo
 from surefoot.config import Config
-from surefoot.models.batching import MicroBatch, micro_batches
+from surefoot.models.batching import MicroBatch
 from surefoot.models.critic import SeparateCritic, SharedCritic
 from surefoot.models.policy import CausalPolicy
-from surefoot.models.scoring import BatchPlan
 from surefoot.parallel.rng import generator
+from surefoot.training.critic_update import Minibatches, Update, cut, update_critic
 from surefoot.training.estimate import Batch
 from surefoot.training.losses import Coefficients, Counts, PolicyOutput, policy_terms, value_term
 from surefoot.training.optimizer import Optimizer
-
-Minibatches = Sequence[Sequence[list[int]]]
-
-
-@dataclass(frozen=True)
-class Update:
-    """One optimizer step, or the decision not to take one.
-
-    Attributes:
-        epoch: from 0.
-        tokens: action tokens of the minibatch.
-        grad_norm: before clipping, None when not finite.
-        lr: learning rate.
-        skipped: for a non-finite loss or gradient.
-        stopped: the step's updates ended here, since KL(old, new) had passed its limit.
-        policy_loss, value_loss: of the minibatch, None where that part was not trained.
-        clip_fraction, kl: share of clipped ratios and mean k3(old, new) per token, None for a critic's update.
-    """
-
-    epoch: int
-    tokens: int
-    grad_norm: float | None = None
-    lr: float = 0.0
-    skipped: bool = False
-    stopped: bool = False
-    policy_loss: float | None = None
-    value_loss: float | None = None
-    clip_fraction: float | None = None
-    kl: float | None = None
 
 
 @dataclass(frozen=True)
@@ -194,39 +165,3 @@ def _backward(learner: Learner, micro: MicroBatch, work: _Work, counts: Counts, 
     if loss is not None:
         sums.loss += float(loss.detach())
         torch.autograd.backward(loss)
-
-
-def update_critic(
-    critic: SeparateCritic, optimizer: Optimizer, batch: Batch, plan: Minibatches, cfg: Config
-) -> Iterable[Update]:
-    """The critic's share of a step: the same minibatches, its own optimizer.
-
-    Args:
-        critic, optimizer: what to train.
-        batch: with old values and returns.
-        plan: rows of each minibatch of each epoch.
-        cfg: section ``ppo``.
-    """
-    device = next(critic.trunk.parameters()).device
-    for epoch, minibatches in enumerate(plan):
-        for rows in minibatches:
-            counts = Counts.of(batch, rows)
-            total = 0.0
-            for micro in cut(batch, rows, critic.plan, device):
-                value = value_term(critic.forward(micro), micro, batch, counts, cfg.ppo)
-                total += float(value.detach())
-                torch.autograd.backward(cfg.ppo.value_coef * value)
-            outcome = optimizer.step(total)
-            yield Update(
-                epoch,
-                counts.tokens,
-                grad_norm=outcome.grad_norm,
-                lr=outcome.lr,
-                skipped=outcome.skipped,
-                value_loss=total,
-            )
-
-
-def cut(batch: Batch, rows: list[int], plan: BatchPlan, device: torch.device) -> Iterable[MicroBatch]:
-    """Micro-batches of a minibatch."""
-    return micro_batches(batch.rollout, rows, tokens=plan.tokens, packed=plan.packed(device), device=device)

@@ -1,0 +1,80 @@
+"""The critic's share of a step: the same minibatches as the policy's, its own optimizer, wherever it lives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from surefoot.config import Config
+from surefoot.models.batching import MicroBatch, micro_batches
+from surefoot.models.critic import SeparateCritic
+from surefoot.models.scoring import BatchPlan
+from surefoot.training.losses import Counts, ValueBatch, value_term
+from surefoot.training.optimizer import Optimizer
+
+Minibatches = Sequence[Sequence[list[int]]]
+
+
+@dataclass(frozen=True)
+class Update:
+    """One optimizer step, or the decision not to take one.
+
+    Attributes:
+        epoch: from 0.
+        tokens: action tokens of the minibatch.
+        grad_norm: before clipping, None when not finite.
+        lr: learning rate.
+        skipped: for a non-finite loss or gradient.
+        stopped: the step's updates ended here, since KL(old, new) had passed its limit.
+        policy_loss, value_loss: of the minibatch, None where that part was not trained.
+        clip_fraction, kl: share of clipped ratios and mean k3(old, new) per token, None for a critic's update.
+    """
+
+    epoch: int
+    tokens: int
+    grad_norm: float | None = None
+    lr: float = 0.0
+    skipped: bool = False
+    stopped: bool = False
+    policy_loss: float | None = None
+    value_loss: float | None = None
+    clip_fraction: float | None = None
+    kl: float | None = None
+
+
+def update_critic(
+    critic: SeparateCritic, optimizer: Optimizer, batch: ValueBatch, plan: Minibatches, cfg: Config
+) -> Iterable[Update]:
+    """The critic's share of a step: the same minibatches, its own optimizer.
+
+    Args:
+        critic, optimizer: what to train.
+        batch: with old values and returns.
+        plan: rows of each minibatch of each epoch.
+        cfg: section ``ppo``.
+    """
+    device = next(critic.trunk.parameters()).device
+    for epoch, minibatches in enumerate(plan):
+        for rows in minibatches:
+            counts = Counts.of(batch, rows)
+            total = 0.0
+            for micro in cut(batch, rows, critic.plan, device):
+                value = value_term(critic.forward(micro), micro, batch, counts, cfg.ppo)
+                total += float(value.detach())
+                torch.autograd.backward(cfg.ppo.value_coef * value)
+            outcome = optimizer.step(total)
+            yield Update(
+                epoch,
+                counts.tokens,
+                grad_norm=outcome.grad_norm,
+                lr=outcome.lr,
+                skipped=outcome.skipped,
+                value_loss=total,
+            )
+
+
+def cut(batch: ValueBatch, rows: list[int], plan: BatchPlan, device: torch.device) -> Iterable[MicroBatch]:
+    """Micro-batches of a minibatch."""
+    return micro_batches(batch.rollout, rows, tokens=plan.tokens, packed=plan.packed(device), device=device)
