@@ -86,6 +86,7 @@ class StepMeter:
         self._memory = PeakMemory()
         self._phases: dict[str, float] = {}
         self._open = False
+        self._thread = threading.get_ident()
         self._start: CpuTime | None = None
 
     @property
@@ -113,8 +114,8 @@ class StepMeter:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time the block, unless a phase is open already."""
-        if self._open:
+        """Time the block, unless a phase is open already; what other threads do meanwhile belongs to no phase."""
+        if self._open or threading.get_ident() != self._thread:
             yield
             return
         self._open, start = True, time.perf_counter()

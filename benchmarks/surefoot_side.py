@@ -35,6 +35,7 @@ from surefoot.config import Config, load_config, require
 from surefoot.errors import DataError
 from surefoot.models.critic import SeparateCritic
 from surefoot.models.policy import CausalPolicy
+from surefoot.parallel import lanes
 from surefoot.parallel.allocator import keep_freed_memory
 from surefoot.records import Prompt, Rollout, StopReason, Trajectory
 from surefoot.rollout import NativeEngine
@@ -129,6 +130,8 @@ def watch(parts: Parts, meter: StepMeter) -> None:
         meter.stand_in(learner.critic, "values", "values")
         meter.stand_in(learner.critic, "forward", "train_forward")
         meter.stand_in(learner.critic_optimizer, "step", "optimizer")
+        # Trained beside the policy, the critic's time shows where it lasts longer.
+        meter.stand_in(lanes, "_join", "train_wait")
 
 
 def logp_gap(policy: CausalPolicy, samples: Path, prompts: Sequence[Prompt]) -> dict[str, float]:

@@ -22,7 +22,7 @@ from surefoot.training.estimate import Batch, estimate
 from surefoot.training.losses import Coefficients, Counts, share
 from surefoot.training.optimizer import Optimizer
 from surefoot.training.step import Parts, read
-from surefoot.training.update import Updates, optimise, plan_minibatches
+from surefoot.training.update import Updates, optimise, plan_minibatches, side_by_side
 from tests.builders import make_config, make_parts, merged, save_gpt2, save_llama
 
 ORACLES = Path(__file__).resolve().parents[1] / "oracles"
@@ -371,6 +371,42 @@ def test_fewer_rows_than_minibatches_leave_no_minibatch_empty(models: dict[str, 
     cfg, parts = fresh(models["gpt2"], {"ppo": {"epochs": 1, "minibatches": 4}})
     batch = noisy_batch(parts, cfg, Rollout.of(rows_of(np.random.default_rng(2), 2)))
     assert [len(rows) for rows in plan_minibatches(batch, cfg, step=1)[0]] == [1, 1]
+
+
+def test_policy_and_critic_side_by_side_learn_what_they_learn_one_after_the_other(models: dict[str, Path]) -> None:
+    """One thread each is what one thread is: the same bits."""
+    base = {"ppo": {"epochs": 2, "minibatches": 2}}
+    rows = rows_of(np.random.default_rng(3))
+
+    def run(mode: str, threads: int) -> tuple[Updates, dict[str, Tensor]]:
+        cfg, parts = fresh(models["gpt2"], merged(base, {"batch": {"side_by_side": mode}}))
+        batch = noisy_batch(parts, cfg, Rollout.of(rows))
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            updates = optimise(parts.learner, batch, cfg, coefficients(), step=1)
+        finally:
+            torch.set_num_threads(before)
+        named = parts.learner.policy.trainable() | parts.learner.critic.trainable()
+        return updates, {name: p.detach().clone() for name, p in named.items()}
+
+    apart, weights = run("off", 1)
+    together, same = run("on", 2)
+    assert len(together.policy) == len(together.critic) == 4
+    assert together == apart
+    assert all(torch.equal(weights[name], same[name]) for name in weights)
+
+
+def test_side_by_side_is_for_processors_with_threads_and_memory_to_share() -> None:
+    def chosen(device: str = "cpu", **sections: Any) -> bool:
+        return side_by_side(make_config(Path("unused"), **sections), torch.device(device))
+
+    assert chosen(run={"threads": 2})
+    assert not chosen(run={"threads": 1})
+    assert not chosen("cuda", run={"threads": 2})
+    assert not chosen(run={"threads": 2}, model={"gradient_checkpointing": True})
+    assert chosen("cuda", batch={"side_by_side": "on"})
+    assert not chosen(run={"threads": 2}, batch={"side_by_side": "off"})
 
 
 # ------------------------------------------------------------------------------------------ the ratio's denominator

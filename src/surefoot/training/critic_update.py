@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -46,7 +46,7 @@ class Update:
 
 def update_critic(
     critic: SeparateCritic, optimizer: Optimizer, batch: ValueBatch, plan: Minibatches, cfg: Config
-) -> Iterable[Update]:
+) -> Iterator[Update]:
     """The critic's share of a step: the same minibatches, its own optimizer.
 
     Args:

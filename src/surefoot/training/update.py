@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -14,6 +14,7 @@ from surefoot.config import Config
 from surefoot.models.batching import MicroBatch
 from surefoot.models.critic import SeparateCritic, SharedCritic
 from surefoot.models.policy import CausalPolicy
+from surefoot.parallel.lanes import in_lanes
 from surefoot.parallel.rng import generator
 from surefoot.training.critic_update import Minibatches, Update, cut, update_critic
 from surefoot.training.estimate import Batch
@@ -105,13 +106,30 @@ def optimise(
     plan = plan_minibatches(batch, cfg, step)
     work = _Work(batch, cfg, coef, frozen=warming_up)
     shared = isinstance(learner.critic, SharedCritic)
-    policy = tuple(_policy_updates(learner, work, plan)) if shared or not warming_up else ()
-    critic: tuple[Update, ...] = ()
-    if not isinstance(learner.critic, SharedCritic):
+
+    def policy_work() -> Iterator[Update]:
+        return iter(()) if warming_up and not shared else _policy_updates(learner, work, plan)
+
+    def critic_work() -> Iterator[Update]:
+        if isinstance(learner.critic, SharedCritic):
+            return iter(())
         assert learner.critic_optimizer is not None
-        critic = tuple(update_critic(learner.critic, learner.critic_optimizer, batch, plan, cfg))
+        return update_critic(learner.critic, learner.critic_optimizer, batch, plan, cfg)
+
+    if not shared and not warming_up and side_by_side(cfg, learner.policy.lm.device):
+        critic, policy = in_lanes((critic_work, policy_work))
+    else:
+        policy, critic = list(policy_work()), list(critic_work())
     measured = cfg.ppo.surrogate == "kl" and not warming_up
-    return Updates(policy, critic, update_kl(learner.policy, batch) if measured else None)
+    return Updates(tuple(policy), tuple(critic), update_kl(learner.policy, batch) if measured else None)
+
+
+def side_by_side(cfg: Config, device: torch.device) -> bool:
+    """Whether policy and a separate critic are trained at the same time, half of the threads each."""
+    if cfg.batch.side_by_side != "auto":
+        return cfg.batch.side_by_side == "on"
+    threads = cfg.run.threads or torch.get_num_threads()
+    return device.type == "cpu" and threads > 1 and not cfg.model.gradient_checkpointing
 
 
 def update_kl(policy: CausalPolicy, batch: Batch) -> float:
@@ -120,7 +138,7 @@ def update_kl(policy: CausalPolicy, batch: Batch) -> float:
     return float(algo.kl(batch.old_logp, now, "k3")[batch.mask].mean())
 
 
-def _policy_updates(learner: Learner, work: _Work, plan: Minibatches) -> Iterable[Update]:
+def _policy_updates(learner: Learner, work: _Work, plan: Minibatches) -> Iterator[Update]:
     limit = work.cfg.ppo.max_update_kl
     for epoch, minibatches in enumerate(plan):
         for rows in minibatches:
