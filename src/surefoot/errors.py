@@ -13,7 +13,13 @@
         |-- RewardError           (RuntimeError) a reward failed too often, or answered in the wrong shape
         |-- RolloutError          (RuntimeError) the engine or an environment failed
         |-- TrainingError         (RuntimeError) losses or gradients not finite for too long, no update made
-        `-- CheckpointError       (RuntimeError) a checkpoint could not be written, or none is whole
+        |-- CheckpointError       (RuntimeError) a checkpoint could not be written, or none is whole
+        `-- ServiceError          (RuntimeError) the critic or reward service; `code` is the service's own word for it
+            |-- ServiceUnavailable             it could not be reached, or was not ready, in the time allowed
+            |-- ServiceRefused                 it refused the request: token, limits, something it does not know
+            |-- ServiceMismatch                another protocol, model, tokenizer, run or step than expected
+            `-- ServiceFailed                  it failed while it worked, or its answer cannot be used
+                `-- WireError                  a body that is not what the protocol says
 
 A message says what was wrong, what was got, what is allowed, and ends with a ``hint:``. All are picklable.
 """
@@ -109,6 +115,45 @@ class TrainingError(RunError, RuntimeError):
 
 class CheckpointError(RunError, RuntimeError):
     """A checkpoint could not be written or read."""
+
+
+class ServiceError(RunError, RuntimeError):
+    """The critic or reward service: root of what can go wrong between it and the trainer.
+
+    Args:
+        what, got, allowed, hint: as for every error.
+        code: the protocol's word for it (``docs/service.md``), None where it has none.
+    """
+
+    def __init__(
+        self, what: str, *, got: Any = None, allowed: Any = None, hint: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(what, got=got, allowed=allowed, hint=hint)
+        self.code = code
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        rebuild, arguments = super().__reduce__()
+        return rebuild, arguments, {"code": self.code}
+
+
+class ServiceUnavailable(ServiceError):
+    """The service could not be reached, or was not ready, within the time allowed. It may come back."""
+
+
+class ServiceRefused(ServiceError):
+    """The service refused the request; the same request would be refused again."""
+
+
+class ServiceMismatch(ServiceError):
+    """The service has another protocol, model, tokenizer, run or step than the trainer expects."""
+
+
+class ServiceFailed(ServiceError):
+    """The service failed while it worked on a request, or its answer cannot be used."""
+
+
+class WireError(ServiceFailed):
+    """A body that is not what the protocol says. ``code`` is one of the protocol's, ``bad_request`` for most."""
 
 
 def missing_extra(package: str, extra: str, purpose: str) -> MissingExtra:

@@ -24,6 +24,8 @@ HELD_OUT = {"evaluate": {"prompts": "held.jsonl"}}
         ({"reward": {"on_failure": "stop", "max_failures": 0.2}}, "reward.max_failures"),
         ({"checkpoint": {"every": 20}, "run": {"steps": 15}}, "checkpoint.every"),
         ({"optim": {"warmup_steps": 30}, "run": {"steps": 5}}, "optim.warmup_steps"),
+        ({"critic": {"timeout_s": 5}}, "critic.timeout_s"),
+        ({"reward": {"terms": [{"name": "a", "target": "b:c", "rows": 5}]}}, "reward.terms.0.rows"),
     ],
 )
 def test_a_setting_without_effect_is_named(tree: dict[str, object], key: str) -> None:
@@ -43,6 +45,8 @@ def test_a_setting_without_effect_is_named(tree: dict[str, object], key: str) ->
         {"reward": {"max_failures": 0.2}},
         {"checkpoint": {"every": 5}, "run": {"steps": 15}},
         {"optim": {"warmup_steps": 3}, "run": {"steps": 5}},
+        {"critic": {"timeout_s": 5, "url": "http://x"}},
+        {"reward": {"terms": [{"name": "a", "kind": "remote", "target": "http://x", "rows": 5}]}},
     ],
 )
 def test_settings_with_an_effect_are_left_alone(tree: dict[str, object]) -> None:

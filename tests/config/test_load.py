@@ -17,6 +17,14 @@ from surefoot.errors import ConfigError
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "src" / "surefoot").rglob("quickstart_files/*.yaml"))
 
+REMOTE = {
+    "token_env": "REWARD_TOKEN",
+    "timeout_s": 1.5,
+    "patience_s": 20.0,
+    "rows": 3,
+    "concurrency": 2,
+    "overlap": False,
+}
 # Another value than the default for every key there is.
 OTHER: dict[str, Any] = {
     "run": {
@@ -42,6 +50,10 @@ OTHER: dict[str, Any] = {
         "kind": "shared",
         "init": "quality",
         "url": "http://x",
+        "token_env": "CRITIC_TOKEN",
+        "timeout_s": 2.5,
+        "patience_s": 30.0,
+        "overlap": False,
         "warmup_steps": 2,
         "warmup_explained_variance": 0.5,
     },
@@ -49,6 +61,7 @@ OTHER: dict[str, Any] = {
         "terms": [
             {"name": "quality", "kind": "model", "target": "some/reward", "weight": -2.0, "clip": 3.0},
             {"name": "short", "kind": "function", "target": "pack.module:name", "weight": 1.0, "clip": [-1.0, 2.0]},
+            {"name": "far", "kind": "remote", "target": ["http://a:1/score.py", "https://[::1]:2"]} | REMOTE,
         ],
         "on_failure": "stop",
         "max_failures": 0.5,
@@ -114,7 +127,7 @@ OTHER: dict[str, Any] = {
         "weight_decay": 0.1,
         "max_grad_norm": None,
     },
-    "batch": {"tokens": 100, "packing": "off"},
+    "batch": {"tokens": 100, "packing": "off", "side_by_side": "off"},
     "checkpoint": {"every": 2, "keep": 1, "best_by": "score/mean"},
     "evaluate": {
         "prompts": "some/data:test",
@@ -130,7 +143,22 @@ OTHER: dict[str, Any] = {
     "stop": {"patience": 2, "kl_budget": 9.0, "score": -1.5},
     "track": {"tensorboard": True, "samples_every": 1},
     "guard": {"max_skipped": 1},
-    "serve": {"port": 1},
+    "serve": {
+        "roles": ["critic", "reward"],
+        "reward": "some/reward",
+        "host": "0.0.0.0",
+        "port": 1,
+        "token_env": "SERVICE_TOKEN",
+        "dir": "elsewhere",
+        "body_mb": 1,
+        "max_rows": 2,
+        "queue": 3,
+        "batch_wait_ms": 0.5,
+        "memory": "turns",
+        "trunk": "one",
+        "lease_s": 4.0,
+        "drain_s": 5.0,
+    },
     "cluster": {"nodes": 2},
     "registry": {"path": "x"},
     "gateway": {"port": 2},
@@ -158,7 +186,8 @@ def test_the_other_config_sets_every_key_to_another_value() -> None:
     """A new key must be added to OTHER, so that the round trip below covers it."""
     default, other = leaves(Config()), leaves(build_config(OTHER))
     assert [key for key, value in default.items() if key in other and other[key] == value] == []
-    covered = {key.rstrip("0123456789.") for key in other} | {"reward.terms." + k for k in OTHER["reward"]["terms"][0]}
+    terms = {f"reward.terms.{key}" for term in OTHER["reward"]["terms"] for key in term}
+    covered = {key.rstrip("0123456789.") for key in other} | terms
     sections = {key for key in known_keys() if any(k.startswith(f"{key}.") for k in known_keys())}
     assert set(known_keys()) - sections <= covered | set(OTHER)
 
@@ -216,7 +245,8 @@ def test_a_resolved_config_is_complete_and_resolves_to_itself(tmp_path: Path) ->
     assert first.data.prompts == str(tmp_path / "run" / "prompts.jsonl")
     assert first.reward.terms[0].target == f"{tmp_path / 'run' / 'reward.py'}:f"
     written = yaml.safe_load(text)
-    missing = [k for k in known_keys() if not k.startswith(("reward.terms.", "model.lora.")) and not _has(written, k)]
+    absent = ("reward.terms.", "model.lora.", "serve.")
+    missing = [k for k in known_keys() if not k.startswith(absent) and not _has(written, k)]
     assert missing == []
 
 

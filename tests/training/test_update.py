@@ -393,7 +393,9 @@ def test_policy_and_critic_side_by_side_learn_what_they_learn_one_after_the_othe
     apart, weights = run("off", 1)
     together, same = run("on", 2)
     assert len(together.policy) == len(together.critic) == 4
-    assert together == apart
+    assert (together.policy, together.critic) == (apart.policy, apart.critic)
+    assert together.seconds.keys() == {"critic_train", "critic_wait"} and not apart.seconds
+    assert 0 <= together.seconds["critic_wait"] < together.seconds["critic_train"]
     assert all(torch.equal(weights[name], same[name]) for name in weights)
 
 

@@ -84,7 +84,7 @@ def _no_length(config: Config, verdicts: Verdicts) -> None:
 def _reward_model_data(config: Config, verdicts: Verdicts) -> None:
     name = "mistakes/reward_model_data"
     models = [t for t in config.reward.terms if t.kind == "model"]
-    silent = [t for t in models if Path(t.target).is_dir() and not any((Path(t.target) / r).is_file() for r in RECORDS)]
+    silent = [t for t in models if Path(t.place).is_dir() and not any((Path(t.place) / r).is_file() for r in RECORDS)]
     if not models:
         verdicts.ok(name, "no reward model in the reward")
     elif silent:

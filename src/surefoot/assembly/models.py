@@ -17,6 +17,7 @@ from surefoot.models.policy import CausalPolicy, FrozenReference, Lora, Starting
 from surefoot.models.scoring import BatchPlan
 from surefoot.models.tokenizer import TextCodec, VocabularyPlan, load_codec
 from surefoot.parallel.rng import derive_seed
+from surefoot.training.critic_update import ServedCritic
 from surefoot.training.optimizer import Optimizer
 from surefoot.training.update import Learner
 
@@ -39,7 +40,8 @@ def batch_plan(cfg: Config) -> BatchPlan:
     return BatchPlan(cfg.batch.tokens, cfg.batch.packing)
 
 
-def _lora(cfg: Config) -> Lora | None:
+def lora_of_config(cfg: Config) -> Lora | None:
+    """The adapters that are trained, None where all weights are."""
     lora = cfg.model.lora
     return None if lora is None else Lora(lora.rank, lora.alpha, lora.targets)
 
@@ -52,7 +54,7 @@ def build_policy(cfg: Config, vocabulary: VocabularyPlan, device: torch.device) 
         temperature=cfg.rollout.temperature,
         dtype=cfg.model.dtype,
         device=str(device),
-        lora=_lora(cfg),
+        lora=lora_of_config(cfg),
         plan=batch_plan(cfg),
         seed=derive_seed(cfg.run.seed, "init", index=0),
         trust_remote_code=cfg.model.trust_remote_code,
@@ -88,13 +90,16 @@ def build_reference(
 
 def build_critic(cfg: Config, policy: CausalPolicy, device: torch.device) -> SeparateCritic | SharedCritic:
     """The critic: a head on the policy's trunk, or a model of its own from policy, reward model or folder."""
-    if cfg.critic.kind == "shared":
-        return shared_critic(policy)
+    return shared_critic(policy) if cfg.critic.kind == "shared" else build_separate_critic(cfg, device)
+
+
+def build_separate_critic(cfg: Config, device: torch.device) -> SeparateCritic:
+    """A critic with a model of its own, wherever it lives; it needs no policy in memory."""
     return load_critic(
         critic_source(cfg),
         dtype=cfg.model.dtype,
         device=str(device),
-        lora=_lora(cfg),
+        lora=lora_of_config(cfg),
         plan=batch_plan(cfg),
         seed=derive_seed(cfg.run.seed, "init", index=1),
         trust_remote_code=cfg.model.trust_remote_code,
@@ -114,7 +119,7 @@ def critic_source(cfg: Config) -> str:
                 raise ConfigError(
                     "critic.init names a reward term that is not a model", got=init, allowed="kind: model"
                 )
-            return term.target
+            return term.place
     return init
 
 
@@ -158,18 +163,24 @@ def check_reference_vocabulary(cfg: Config, codec: TextCodec) -> None:
         )
 
 
-def build_learner(cfg: Config, policy: CausalPolicy, critic: SeparateCritic | SharedCritic) -> Learner:
+def build_learner(cfg: Config, policy: CausalPolicy, critic: SeparateCritic | SharedCritic | ServedCritic) -> Learner:
     """Models with their optimizers; the policy's also trains a shared critic's head, at the critic's rate."""
-    options: dict[str, Any] = {
-        "total_steps": cfg.optimizer_steps,
-        "max_skipped": cfg.guard.max_skipped,
-    }
+    options = _optimizer_options(cfg)
     groups = [(cfg.optim.policy_lr, policy.trainable())]
     if isinstance(critic, SharedCritic):
         groups.append((cfg.optim.critic_lr, critic.trainable()))
         return Learner(policy, critic, Optimizer(groups, cfg.optim, **options), None)
-    own = Optimizer([(cfg.optim.critic_lr, critic.trainable())], cfg.optim, **options)
+    own = build_critic_optimizer(cfg, critic) if isinstance(critic, SeparateCritic) else None
     return Learner(policy, critic, Optimizer(groups, cfg.optim, **options), own)
+
+
+def build_critic_optimizer(cfg: Config, critic: SeparateCritic) -> Optimizer:
+    """The optimizer of a critic with a model of its own."""
+    return Optimizer([(cfg.optim.critic_lr, critic.trainable())], cfg.optim, **_optimizer_options(cfg))
+
+
+def _optimizer_options(cfg: Config) -> dict[str, Any]:
+    return {"total_steps": cfg.optimizer_steps, "max_skipped": cfg.guard.max_skipped}
 
 
 def build_controllers(cfg: Config) -> tuple[algo.AdaptiveKL | algo.FixedKL, algo.AdaptivePenalty]:

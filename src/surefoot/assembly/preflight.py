@@ -23,6 +23,7 @@ from surefoot.assembly.preflight_responses import check_responses, sample
 from surefoot.assembly.preflight_reward import check_reward
 from surefoot.assembly.preflight_update import check_update
 from surefoot.assembly.rewards import build_reward, required_columns
+from surefoot.assembly.services import connect_critic
 from surefoot.assembly.train import Inputs, build_parts, check_columns, exact_arithmetic, run_name
 from surefoot.assembly.verdicts import Verdicts
 from surefoot.config import Config, ineffective
@@ -41,12 +42,14 @@ GROUPS: Final = (
     "prompts",
     "responses",
     "reward",
+    "service",
     "identities",
     "update",
     "mistakes",
 )
 """The groups of checks, in the order they are shown in."""
 GB: Final = 1e9
+CRITIC_PATIENCE_S: Final = 10.0
 HELPS: Final = (
     "try model.lora, critic.kind: shared, model.gradient_checkpointing, smaller batch.tokens or rollout.max_rows"
 )
@@ -69,6 +72,7 @@ def preflight(config: Config) -> list[Finding]:
         reward = verdicts.attempt("reward/load", lambda: build_reward(config, codec))
         try:
             if codec is not None:
+                config = _check_critic_service(config, codec, verdicts)
                 _check_model(config, codec, reward, verdicts)
         finally:
             if reward is not None:
@@ -114,6 +118,18 @@ def _check_machine(config: Config, verdicts: Verdicts) -> Config:
             "machine/packages", "track.tensorboard needs the package 'tensorboard'", "pip install 'surefoot[track]'"
         )
     return config
+
+
+def _check_critic_service(config: Config, codec: TextCodec, verdicts: Verdicts) -> Config:
+    """Meet the critic's service; the config with the critic in this process, for all checks that try it."""
+    if config.critic.url is None:
+        return config
+    name = "service/critic"
+    critic = verdicts.attempt(name, lambda: connect_critic(config, codec, patience_s=CRITIC_PATIENCE_S))
+    if critic is not None:
+        critic.client.close()
+        verdicts.ok(name, f"the service at {config.critic.url} answers, with the critic that this run needs")
+    return config.model_copy(update={"critic": config.critic.model_copy(update={"url": None})})
 
 
 def _codec(config: Config) -> TextCodec:

@@ -17,7 +17,7 @@ from surefoot.models.critic import SeparateCritic, SharedCritic
 from surefoot.models.policy import CausalPolicy
 from surefoot.models.scoring import BatchPlan
 from surefoot.records import FloatArray, Rollout, Score, StopReason, Trajectory
-from surefoot.training.critic_update import cut
+from surefoot.training.critic_update import ServedCritic, cut
 from surefoot.training.estimate import Batch, Reading, clear_failed, estimate
 from surefoot.training.losses import Coefficients, Counts, PolicyOutput, gather, policy_terms
 from surefoot.training.step import Parts, read
@@ -194,6 +194,7 @@ def uneven(rollout: Rollout) -> Rollout:
 def _read_under(parts: Parts, plan: BatchPlan, rollout: Rollout) -> tuple[FloatArray, FloatArray]:
     """Log-probabilities and values, the rollout cut in another way."""
     policy, critic = parts.learner.policy, parts.learner.critic
+    assert not isinstance(critic, ServedCritic), "checks are made with the critic in this process"
     if isinstance(critic, SharedCritic):
         scores = CausalPolicy(policy.lm, plan).read(rollout, critic.head)
         assert scores.logp is not None and scores.values is not None

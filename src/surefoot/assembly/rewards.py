@@ -34,7 +34,7 @@ def build_reward(config: Config, codec: TextCodec | None) -> CompositeReward:
 def _term(config: Config, term: RewardTerm, codec: TextCodec | None) -> Term:
     if term.kind == "model":
         model = RewardModel(
-            term.target,
+            term.place,
             dtype=config.model.dtype,
             device=str(choose_device(config.run.device)),
             batch_tokens=config.batch.tokens,

@@ -88,11 +88,11 @@ def shapes_of(config: Config, model_config: Any) -> dict[str, ModelShape]:
     shapes = {POLICY: policy}
     if config.critic.kind == "shared":
         shapes[VALUE_HEAD] = policy
-    else:
+    elif config.critic.url is None:
         shapes[CRITIC] = of(critic_source(config))
     if config.model.reference is not None or lora_of(config, POLICY) is None:
         shapes[REFERENCE] = of(config.model.reference or str(config.model.policy))
-    return shapes | {f"{REWARD} {t.name}": of(t.target) for t in config.reward.terms if t.kind == "model"}
+    return shapes | {f"{REWARD} {t.name}": of(t.place) for t in config.reward.terms if t.kind == "model"}
 
 
 def role_of(config: Config, name: str, shape: ModelShape) -> Role:

@@ -25,6 +25,7 @@ from surefoot.assembly.models import (
 )
 from surefoot.assembly.plan import predicted
 from surefoot.assembly.rewards import build_reward, required_columns
+from surefoot.assembly.services import bind_run, connect_critic, served_critic
 from surefoot.config import Config, dump_config, require
 from surefoot.config.sections import DataSection
 from surefoot.data.order import PromptOrder
@@ -32,7 +33,7 @@ from surefoot.data.prompts import PromptSet, prepare_prompts
 from surefoot.data.reading import read_rows
 from surefoot.envs import SingleTurn
 from surefoot.errors import ConfigError, RunError, RunFolderError
-from surefoot.models.critic import SharedCritic
+from surefoot.models.critic import SeparateCritic, SharedCritic
 from surefoot.models.load import context_length, load_model_config
 from surefoot.models.lora import base_of_adapter, is_adapter
 from surefoot.models.policy import FrozenReference, StartingReference
@@ -45,8 +46,12 @@ from surefoot.protocols import Tracker
 from surefoot.records import Lineage
 from surefoot.rewards import CompositeReward, ScoreNormaliser
 from surefoot.rewards.model import ModelReward
+from surefoot.rewards.remote import RemoteReward
 from surefoot.rollout import NativeEngine, Sampling
+from surefoot.serving.remote_critic import RemoteCritic
+from surefoot.serving.scorer import ServiceScorer
 from surefoot.training.checkpoint import CheckpointStore
+from surefoot.training.critic_update import ServedCritic
 from surefoot.training.display import Display, choose_display
 from surefoot.training.evaluation import Evaluator
 from surefoot.training.experiment import write_experiment
@@ -99,7 +104,7 @@ def train(config: Config, *, resume: bool = False, display: Display | None = Non
         RunError: trouble after the start; the last checkpoint is whole.
     """
     require(config, "train")
-    _refuse_float16(config)
+    refuse_float16(config)
     keep_freed_memory()
     earlier = _earlier_lineage(_folder_of(config).path) if resume else None
     with exact_arithmetic(config.run.threads or _threads_of(earlier)):
@@ -110,7 +115,7 @@ def train(config: Config, *, resume: bool = False, display: Display | None = Non
             inputs.reward.close()
 
 
-def _refuse_float16(config: Config) -> None:
+def refuse_float16(config: Config) -> None:
     """Adam's epsilon of 1e-8 is 0 in float16: the first step divides by it."""
     if config.model.dtype == "float16":
         raise ConfigError(
@@ -196,7 +201,11 @@ def build_parts(config: Config, inputs: Inputs) -> Parts:
     device = choose_device(config.run.device)
     vocabulary = inputs.codec.check_vocabulary(int(inputs.model_config.get_text_config().vocab_size))
     policy = build_policy(config, vocabulary, device)
-    critic = build_critic(config, policy, device)
+    critic: SeparateCritic | SharedCritic | ServedCritic
+    if config.critic.url is None:
+        critic = build_critic(config, policy, device)
+    else:
+        critic = connect_critic(config, inputs.codec)
     reference = build_reference(config, policy, vocabulary, device)
     kl, penalty = build_controllers(config)
     mode = config.reward.normalise
@@ -242,10 +251,16 @@ def _run(config: Config, inputs: Inputs, earlier: Lineage | None, *, resume: boo
     begun = _folder_of(config).path.exists()
     for warning in warnings:
         logger.warning("the resumed run may differ from an uninterrupted one: %s", warning)
-    with RunFolder.create(config.run.dir, run_name(config), resume=resume, config_text=dump_config(config)) as folder:
+    text = dump_config(config)
+    with (
+        served_critic(parts.learner.critic) as served,
+        RunFolder.create(config.run.dir, run_name(config), resume=resume, config_text=text) as folder,
+    ):
         if earlier is None:
             write_lineage(folder.lineage, lineage)
             write_experiment(folder.experiment, config, lineage)
+        if served is not None:
+            bind_run(served, folder.path, run_name(config))
         held_out = inputs.held_out.prompts if inputs.held_out is not None else ()
         planned = predicted(config, inputs.model_config, inputs.prompts.prompts, held_out)
         trackers.append(MemoryReport(folder.path / "memory.json", parts, planned))
@@ -323,6 +338,11 @@ def frozen_digests(parts: Parts, reward: CompositeReward) -> dict[str, str]:
     for term in reward.terms:
         if isinstance(term, ModelReward) and isinstance(term.model, RewardModel):
             digests[f"reward/{term.name}"] = term.model.weights_digest()
+        elif isinstance(term, RemoteReward) and isinstance(term.scorer, ServiceScorer):
+            digests[f"reward/{term.name}"] = term.scorer.card.model
+    if isinstance(parts.learner.critic, RemoteCritic):
+        # Of what it was before any training: which critic it is.
+        digests["critic"] = parts.learner.critic.card.model
     return digests
 
 
@@ -341,7 +361,7 @@ def _evaluator(config: Config, inputs: Inputs, parts: Parts) -> Evaluator | None
 
 
 def describe_run(config: Config, inputs: Inputs, frozen: Mapping[str, str]) -> Lineage:
-    """The lineage: every input with its digest, and the digests of frozen weights in memory."""
+    """The lineage: every input with its digest, and the digests of frozen weights in memory or behind an address."""
     assert config.model.policy is not None and config.data.prompts is not None
     places: dict[str, Mapping[str, Any]] = {
         "policy": describe_input(config.model.policy, "model"),
@@ -351,13 +371,18 @@ def describe_run(config: Config, inputs: Inputs, frozen: Mapping[str, str]) -> L
     }
     if is_adapter(config.model.policy):
         places["base"] = describe_input(base_of_adapter(config.model.policy), "model")
-    if config.critic.kind == "separate":
+    if config.critic.url is not None:
+        places["critic"] = {"kind": "service", "path": config.critic.url, "sha256": frozen["critic"]}
+    elif config.critic.kind == "separate":
         places["critic"] = describe_input(critic_source(config), "model")
     if config.evaluate.prompts is not None:
         places["evaluate"] = describe_input(config.evaluate.prompts, "data")
     for term in config.reward.terms:
-        kind = describe_function(term.target) if term.kind == "function" else describe_input(term.target, "model")
-        places[f"reward/{term.name}"] = kind
+        if term.kind == "remote":
+            found = {"kind": "service", "path": ", ".join(term.addresses), "sha256": frozen.get(f"reward/{term.name}")}
+        else:
+            found = describe_function(term.place) if term.kind == "function" else describe_input(term.place, "model")
+        places[f"reward/{term.name}"] = found
     for name, digest in frozen.items():
         places[name] = {**places[name], "weights_sha256": digest}
     device = choose_device(config.run.device)

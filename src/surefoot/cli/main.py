@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +20,10 @@ from surefoot.parallel.allocator import keep_freed_memory
 EXITS = "Exit codes: 0 done; 2 something to put right, nothing was written"
 RUN_EXITS = f"{EXITS}; 3 trouble in the run, its last checkpoint is whole; 130, 143 ended by Ctrl-C or SIGTERM."
 PLAN_EXITS = "Exit codes: 0 it fits; 1 it does not; 2 something to put right. Nothing is ever written."
+SERVE_EXITS = (
+    "Exit codes: 0 ended by SIGTERM or Ctrl-C, requests under way were answered; 2 something to put right; "
+    "3 what stands in the journal cannot be applied; 130, 143 ended at once by a second signal. Nothing is ever lost."
+)
 CHECK_EXITS = "Exit codes: 0 no problem (there may be warnings); 2 a problem. Nothing is ever written."
 
 app = typer.Typer(
@@ -37,6 +42,13 @@ Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="SECTION.KEY=VALUE", help="Keys to set, as ppo.kl.coef=0.02.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to stdout, for programs.")]
+
+
+class LogKind(StrEnum):
+    """How a service logs."""
+
+    JSON = "json"
+    TEXT = "text"
 
 
 @app.command(epilog=RUN_EXITS)
@@ -69,6 +81,23 @@ def plan(config: ConfigPath, overrides: Overrides = None, as_json: AsJson = Fals
     from surefoot.cli.plan import run_plan
 
     raise typer.Exit(run_plan(config, overrides or [], as_json=as_json))
+
+
+@app.command(epilog=SERVE_EXITS)
+def serve(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    host: Annotated[str | None, typer.Option("--host", help="Instead of serve.host.")] = None,
+    port: Annotated[int | None, typer.Option("--port", help="Instead of serve.port; 0: any that is free.")] = None,
+    log: Annotated[LogKind, typer.Option("--log", help="json: an object a line; text: for people.")] = LogKind.JSON,
+) -> None:
+    """Serve the critic, the reward model or both to trainers, as the config's section serve says.
+
+    Prints the address on stdout once it listens. The critic's state and its journal are in serve.dir.
+    """
+    from surefoot.cli.serve import run_serve
+
+    raise typer.Exit(run_serve(config, overrides or [], host=host, port=port, log=log.value))
 
 
 @app.command(epilog=RUN_EXITS)

@@ -24,6 +24,7 @@ from surefoot.config.sections import (
     RunSection,
     Section,
 )
+from surefoot.config.serving import ServeSection, token_from
 from surefoot.config.tree import Config, require
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "RolloutSection",
     "RunSection",
     "Section",
+    "ServeSection",
     "StopSection",
     "TrackSection",
     "apply_override",
@@ -53,4 +55,5 @@ __all__ = [
     "known_keys",
     "load_config",
     "require",
+    "token_from",
 ]

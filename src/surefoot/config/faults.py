@@ -39,6 +39,8 @@ HINTS: Final = {
     "rollout.temperature": "greedy decoding is for evaluation (evaluate.temperature: 0); training needs samples",
     "run.name": "use letters, digits, dots, dashes and underscores, as in run.name: first-try",
     "run.device": "run.device: auto takes a GPU if there is one",
+    "critic.token_env": "name an environment variable that holds the token, not the token itself",
+    "serve.token_env": "name an environment variable that holds the token, not the token itself",
 }
 """What helps where a value alone does not say it."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
+from surefoot.config.sections import RewardTerm
 from surefoot.config.tree import Config
 
 
@@ -23,6 +24,7 @@ _EVALUATION: Final = tuple(
     f"evaluate.{key}"
     for key in ("every", "max_prompts", "samples_per_prompt", "temperature", "top_k", "top_p", "max_new_tokens", "seed")
 )
+_REMOTE: Final = ("token_env", "timeout_s", "patience_s", "rows", "concurrency", "overlap")
 _RULES: Final = (
     _Rule(_EVALUATION, lambda c: c.evaluate.prompts is None, "has no effect: evaluate.prompts is not set"),
     _Rule(
@@ -66,6 +68,11 @@ _RULES: Final = (
         "has no effect: reward.on_failure: stop allows none",
     ),
     _Rule(
+        ("critic.token_env", "critic.timeout_s", "critic.patience_s", "critic.overlap"),
+        lambda c: c.critic.url is None,
+        "has no effect: critic.url is not set",
+    ),
+    _Rule(
         ("checkpoint.every",),
         lambda c: c.run.steps is not None and c.checkpoint.every > c.run.steps,
         "has no effect: the run has fewer steps, and saves at its end anyway",
@@ -89,6 +96,16 @@ def ineffective(config: Config) -> list[str]:
             value = _value(config, key)
             if value != _value(defaults, key):
                 found.append(f"{key}: {value} {rule.what}")
+    return found + _of_terms(config)
+
+
+def _of_terms(config: Config) -> list[str]:
+    found = []
+    for number, term in enumerate(config.reward.terms):
+        for key in _REMOTE if term.kind != "remote" else ():
+            value = getattr(term, key)
+            if value != RewardTerm.model_fields[key].default:
+                found.append(f"reward.terms.{number}.{key}: {value} has no effect: kind is not remote")
     return found
 
 

@@ -17,6 +17,8 @@ from surefoot.errors import ConfigError
 __all__ = ["apply_override", "build_config", "dump_config", "known_keys", "load_config", "resolve_paths"]
 
 FILE_SUFFIXES = (".jsonl", ".ndjson", ".json", ".gz", ".parquet", ".py")
+OPTIONAL = ("serve", "cluster")
+"""Sections that a config may be without: null is not the same as one with the defaults."""
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -120,7 +122,7 @@ def build_config(tree: dict[str, Any], *, origin: str = "the config") -> Config:
     Raises:
         ConfigError: all faults at once.
     """
-    tree = {k: ({} if v is None and k != "cluster" else v) for k, v in tree.items()}
+    tree = {k: ({} if v is None and k not in OPTIONAL else v) for k, v in tree.items()}
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
@@ -148,7 +150,10 @@ def resolve_paths(config: Config, folder: Path) -> Config:
         file, colon, name = value.rpartition(":")
         return f"{found(file)}:{name}" if colon and file.endswith(".py") else (found(value) or value)
 
-    terms = [t.model_copy(update={"target": target(t.target)}) for t in config.reward.terms]
+    terms = [
+        term if term.kind == "remote" else term.model_copy(update={"target": target(term.place)})
+        for term in config.reward.terms
+    ]
     names = {t.name for t in terms} | {"policy"}
     critic_init = config.critic.init if config.critic.init in names else found(config.critic.init)
     model = {
@@ -156,8 +161,10 @@ def resolve_paths(config: Config, folder: Path) -> Config:
         "reference": found(config.model.reference),
         "chat_template": _template(config.model.chat_template, found),
     }
+    serve = config.serve
     return config.model_copy(
         update={
+            "serve": serve and serve.model_copy(update={"reward": found(serve.reward)}),
             "model": config.model.model_copy(update=model),
             "critic": config.critic.model_copy(update={"init": critic_init}),
             "reward": config.reward.model_copy(update={"terms": terms}),

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+
+from surefoot.config.addresses import Address, TokenVariable, http_address
 
 Positive = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
@@ -81,8 +83,17 @@ class CriticSection(Section):
     """`separate`: a model of its own; `shared`: a value head on the policy's trunk."""
     init: str = "policy"
     """`policy`, the name of a reward term of kind model, or a folder. A reward model brings its head along."""
-    url: str | None = None
-    """Address of a critic service. Not available in this version."""
+    url: Address | None = None
+    """Address of a service (`surefoot serve`) that holds and trains the critic; null: in the trainer's process."""
+    token_env: TokenVariable | None = None
+    """Name of the environment variable with the service's token."""
+    timeout_s: PositiveFloat = 120.0
+    """Time limit for one request to the service."""
+    patience_s: PositiveFloat = 300.0
+    """How long a request is repeated while the service cannot be reached, before the run stops."""
+    overlap: bool = True
+    """With a service: send it trajectories as they end, while others are still decoded, and let it train while the
+    policy trains. Off: one request for a whole rollout, one thing after the other."""
     warmup_steps: Natural = 0
     """Steps in which only the critic is trained."""
     warmup_explained_variance: Annotated[float, Field(le=1)] | None = None
@@ -95,13 +106,52 @@ class RewardTerm(Section):
     name: str = Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")
     """Name of the term in metrics (`score/NAME`)."""
     kind: Literal["function", "model", "remote"] = "function"
-    """`function`: Python; `model`: a sequence-classification model; `remote`: not available in this version."""
-    target: str
-    """`file.py:name` (relative to the config) or `package.module:name`; for a model its folder or hub id."""
+    """`function`: Python; `model`: a sequence-classification model; `remote`: a service at an address."""
+    target: str | list[str]
+    """`file.py:name` (relative to the config) or `package.module:name`; for a model its folder or hub id; for a remote
+    reward its address, or a list of the addresses of replicas."""
     weight: float = 1.0
     """Factor in the weighted sum."""
     clip: tuple[float, float] | PositiveFloat | None = None
     """Clip this term to [-c, c] or [low, high] before weighting."""
+    token_env: TokenVariable | None = None
+    """Remote: name of the environment variable with the service's token."""
+    timeout_s: PositiveFloat = 60.0
+    """Remote: time limit for one request."""
+    patience_s: PositiveFloat = 300.0
+    """Remote: how long a request is repeated while the service cannot be reached, before its rows have failed."""
+    rows: Positive = 64
+    """Remote: most trajectories in a request."""
+    concurrency: Positive = 4
+    """Remote: most requests at once."""
+    overlap: bool = True
+    """Remote: send trajectories as they end, while others are still decoded."""
+
+    @property
+    def place(self) -> str:
+        """The target of a function or a model: one text."""
+        assert isinstance(self.target, str)
+        return self.target
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The addresses of a remote reward, at least one."""
+        return (self.target,) if isinstance(self.target, str) else tuple(self.target)
+
+    @field_validator("target")
+    @classmethod
+    def _fits_the_kind(cls, target: str | list[str], info: ValidationInfo) -> str | list[str]:
+        kind = info.data.get("kind")
+        if kind == "remote":
+            if isinstance(target, str):
+                return http_address(target)
+            addresses = [http_address(address) for address in target]
+            if not addresses or len(set(addresses)) < len(addresses):
+                raise ValueError("a remote reward needs at least one address, and each once")
+            return addresses
+        if kind is not None and not isinstance(target, str):
+            raise ValueError(f"a list of addresses is for kind: remote, and this is kind: {kind}")
+        return target
 
     @field_validator("name")
     @classmethod

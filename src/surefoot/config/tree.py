@@ -25,6 +25,7 @@ from surefoot.config.sections import (
     RunSection,
     Section,
 )
+from surefoot.config.serving import ServeSection, check_remote, check_served
 from surefoot.errors import ConfigError
 
 
@@ -45,8 +46,8 @@ class Config(Section):
     stop: StopSection = StopSection()
     track: TrackSection = TrackSection()
     guard: GuardSection = GuardSection()
-    serve: dict[str, Any] = Field(default_factory=dict)
-    """The critic and reward service. Not available in this version."""
+    serve: ServeSection | None = None
+    """The critic and reward service that `surefoot serve` starts; `{}` for one with the defaults."""
     cluster: dict[str, Any] | None = None
     """Training on a cluster. Not available in this version."""
     registry: dict[str, Any] = Field(default_factory=dict)
@@ -75,12 +76,16 @@ REQUIRED: dict[str, dict[str, str]] = {
 }
 
 
-def require(config: Config, command: Literal["train"]) -> None:
+def require(config: Config, command: Literal["train", "serve"]) -> None:
     """Check that a config has what a command needs, and asks for nothing that does not go together.
 
     Raises:
         ConfigError: naming each missing key, or the first combination that cannot work.
     """
+    if command == "serve":
+        _refuse_absent_features(config)
+        check_served(config)
+        return
     missing = []
     for path, meaning in REQUIRED[command].items():
         section, key = path.split(".")
@@ -93,15 +98,13 @@ def require(config: Config, command: Literal["train"]) -> None:
     _refuse_absent_features(config)
     _refuse_transformed_sampling(config)
     _check_combinations(config)
+    check_remote(config)
 
 
 def _refuse_absent_features(config: Config) -> None:
     absent = {
-        "critic.url": config.critic.url is not None,
         "model.quantize": config.model.quantize is not None,
         "rollout.engine=vllm": config.rollout.engine == "vllm",
-        "reward.terms of kind remote": any(t.kind == "remote" for t in config.reward.terms),
-        "serve": bool(config.serve),
         "cluster": config.cluster is not None,
         "registry": bool(config.registry),
         "gateway": bool(config.gateway),

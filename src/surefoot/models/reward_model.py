@@ -87,6 +87,12 @@ class RewardModel:
         """Whether conversations can be scored."""
         return self.codec.has_chat_template
 
+    @property
+    def trunk(self) -> nn.Module:
+        """Everything before the score layer; a critic may be put onto it."""
+        trunk: nn.Module = self._model.base_model
+        return trunk
+
     def encode(self, item: str | Messages) -> list[int]:
         """Ids of a text, or of a conversation that ends with the answer to be scored, in its own vocabulary.
 
@@ -155,6 +161,10 @@ class RewardModel:
     def weights_digest(self) -> str:
         """sha256 of the weights as they are in memory: equal before and after a run."""
         return digest_tensors(self._model.state_dict().items())
+
+    def move(self, device: torch.device) -> None:
+        """Take the weights to a device, in place."""
+        self._model.to(device)
 
     def _forward(self, laid: LaidRows) -> Tensor:
         """``[B]`` scores in float32 at least, read at the last token of each row."""

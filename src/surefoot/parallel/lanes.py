@@ -14,13 +14,14 @@ import torch
 Work = Callable[[], Iterator[Any]]
 
 
-def in_lanes(works: tuple[Work, ...]) -> list[list[Any]]:
-    """Run works at the same time, this thread's last, with the threads shared out evenly between them.
+def in_lanes(works: tuple[Work, ...], *, share_threads: bool = True) -> list[list[Any]]:
+    """Run works at the same time, this thread's last, with the CPU threads shared out evenly.
 
     Each work's numbers depend on its own number of threads only, so a run repeats bit for bit.
 
     Args:
         works: give an iterator each; it is exhausted. They must not share anything they change.
+        share_threads: False: this thread's work keeps all threads; the others only wait for something.
     Returns:
         what each of them gave, in their order.
     Raises:
@@ -34,8 +35,9 @@ def in_lanes(works: tuple[Work, ...]) -> list[list[Any]]:
 
     def run(index: int) -> None:
         try:
-            # OpenMP keeps this number by thread, MKL for the process; here both are the same.
-            torch.set_num_threads(share)
+            if share_threads:
+                # OpenMP keeps this number by thread, MKL for the process; here both are the same.
+                torch.set_num_threads(share)
             for item in works[index]():
                 gave[index].append(item)
                 if ended.is_set():
@@ -51,7 +53,8 @@ def in_lanes(works: tuple[Work, ...]) -> list[list[Any]]:
         run(len(works) - 1)
     finally:
         _join(others, ended)
-        torch.set_num_threads(total)
+        if share_threads:
+            torch.set_num_threads(total)
     if raised:
         raise raised[0]
     return gave

@@ -1,4 +1,4 @@
-"""Rewards: Python functions in processes of their own, reward models, and weighted sums of both.
+"""Rewards: Python functions in processes of their own, reward models, servers elsewhere, and weighted sums of them.
 
 Torch-free: a model to score with is handed in (``surefoot.models.reward_model``).
 """
@@ -9,16 +9,19 @@ from surefoot.rewards.function import FunctionReward, columns_of, load_function
 from surefoot.rewards.model import ModelReward
 from surefoot.rewards.normalise import RunningMoments, ScoreNormaliser
 from surefoot.rewards.placing import place_spans, place_tokens
+from surefoot.rewards.remote import RemoteReward, own_server
 
 __all__ = [
     "CompositeReward",
     "FunctionReward",
     "ModelReward",
+    "RemoteReward",
     "RunningMoments",
     "ScoreNormaliser",
     "check_failures",
     "columns_of",
     "load_function",
+    "own_server",
     "place_spans",
     "place_tokens",
     "score_metrics",

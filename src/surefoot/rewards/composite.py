@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from surefoot.config.sections import Clip
 from surefoot.errors import ConfigError, RewardError
-from surefoot.records import Rollout, Score
+from surefoot.records import Rollout, Score, Trajectory
 
 
 class Term(Protocol):
@@ -71,6 +71,10 @@ class CompositeReward:
                     got=f"{len(answer)} for {rollout.num_rows} trajectories",
                 )
         return [self._sum(scores, rollout.trajectories[b].mask) for b, scores in enumerate(zip(*answers, strict=True))]
+
+    def listeners(self) -> tuple[Callable[[int, Trajectory], None], ...]:
+        """What wants to hear of a trajectory (row, trajectory) as soon as it has ended: terms that score elsewhere."""
+        return tuple(found for term in self.terms for found in getattr(term, "listeners", tuple)())
 
     def close(self) -> None:
         """Close every term, even if closing one raises."""

@@ -90,11 +90,11 @@ class FunctionReward:
     ) -> None:
         self.name, self.timeout_s = term.name, timeout_s
         self._seed = seed
-        called = getattr(function, "__name__", term.target) if function is not None else term.target
+        called = getattr(function, "__name__", term.place) if function is not None else term.place
         self._reader = Reader(term.name, called, offsets)
         self._callee: Callee
         if function is None:
-            self._callee = ProcessCallee(term.target, seed=derive_seed(seed, "reward"))
+            self._callee = ProcessCallee(term.place, seed=derive_seed(seed, "reward"))
         else:
             self._callee = ThreadCallee(function, called)
 

@@ -67,22 +67,30 @@ class ModelReward:
         ]
 
     def shown(self, trajectory: Trajectory) -> Item:
-        """What the model reads for a trajectory.
-
-        Raises:
-            DataError: the trajectory has given tokens between its action tokens: several turns are not one response.
-        """
-        actions = [t for t, m in enumerate(trajectory.mask) if m]
-        if actions and len(actions) != actions[-1] - actions[0] + 1:
-            raise DataError("a reward model cannot read a trajectory of several turns")
-        prompt = trajectory.prompt
-        if prompt is not None and prompt.messages is not None:
-            if self.model.has_chat_template:
-                return [*prompt.messages, {"role": "assistant", "content": trajectory.response}]
-            if not self._warned:
-                logger.warning("reward %s: the model has no chat template and reads the policy's", self.name)
-                self._warned = True
-        return (prompt.text if prompt is not None else "") + trajectory.response
+        """What the model reads for a trajectory; see :func:`shown`."""
+        if _is_chat(trajectory) and not self.model.has_chat_template and not self._warned:
+            logger.warning("reward %s: the model has no chat template and reads the policy's", self.name)
+            self._warned = True
+        return shown(trajectory, has_chat_template=self.model.has_chat_template)
 
     def close(self) -> None:
         """Nothing to end."""
+
+
+def _is_chat(trajectory: Trajectory) -> bool:
+    return trajectory.prompt is not None and trajectory.prompt.messages is not None
+
+
+def shown(trajectory: Trajectory, *, has_chat_template: bool) -> Item:
+    """What a reward model reads for a trajectory: a conversation where it can, else text.
+
+    Raises:
+        DataError: the trajectory has given tokens between its action tokens: several turns are not one response.
+    """
+    actions = [t for t, m in enumerate(trajectory.mask) if m]
+    if actions and len(actions) != actions[-1] - actions[0] + 1:
+        raise DataError("a reward model cannot read a trajectory of several turns")
+    prompt = trajectory.prompt
+    if prompt is not None and prompt.messages is not None and has_chat_template:
+        return [*prompt.messages, {"role": "assistant", "content": trajectory.response}]
+    return (prompt.text if prompt is not None else "") + trajectory.response

@@ -86,6 +86,10 @@ class Continuation:
     stop_reason: StopReason = StopReason.LENGTH
 
 
+Ended = Callable[[int, Continuation], None]
+"""Is told the number of a sequence that has ended, and what it became."""
+
+
 @dataclass
 class _Batch:
     """The rows being decoded; one that has ended keeps its place until another takes it.
@@ -115,6 +119,7 @@ def decode(
     sampling: Sampling,
     text_of: Callable[[Sequence[int]], str] | None = None,
     value_head: ValueHead | None = None,
+    ended: Ended | None = None,
 ) -> list[Continuation]:
     """Continue every sequence.
 
@@ -125,6 +130,7 @@ def decode(
         sampling: how to draw and when to stop.
         text_of: ids to text; needed for stop strings.
         value_head: on the model's trunk; values are read in passing.
+        ended: told of every row that got tokens, as soon as it has ended.
     Returns:
         one continuation a sequence, cut off (``StopReason.LENGTH``) where the model's context ends; empty where a
         sequence fills it already.
@@ -150,18 +156,20 @@ def decode(
     while True:
         values = None if value_head is None else value_head(batch.states).tolist()
         drawn = _draw(lm, batch, draws, sampling, out)
-        _record(batch, drawn, values, sampling, text_of, out)
+        for row in _record(batch, drawn, values, sampling, text_of, out):
+            if ended is not None:
+                ended(row, out[row])
         tokens = drawn.tokens
-        ended = [place for place, left in enumerate(batch.room) if left == 0]
-        going_on = len(batch.rows) - len(ended)
+        over = [place for place, left in enumerate(batch.room) if left == 0]
+        going_on = len(batch.rows) - len(over)
         if not going_on and not waiting:
             return out
         if not waiting and going_on <= COMPACT_BELOW * len(batch.rows):
-            tokens = _drop(batch, ended, tokens)
+            tokens = _drop(batch, over, tokens)
         if going_on:
             _advance(lm, batch, tokens)
-        if waiting and len(ended) >= REFILL_FROM * len(batch.rows):
-            places, taken, waiting = ended[: len(waiting)], waiting[: len(ended)], waiting[len(ended) :]
+        if waiting and len(over) >= REFILL_FROM * len(batch.rows):
+            places, taken, waiting = over[: len(waiting)], waiting[: len(over)], waiting[len(over) :]
             _refill(lm, batch, places, {i: (sequences[i], room[i]) for i in taken})
 
 
@@ -248,8 +256,9 @@ def _record(
     sampling: Sampling,
     text_of: Callable[[Sequence[int]], str] | None,
     out: list[Continuation],
-) -> None:
-    """Note the new tokens of rows that have room."""
+) -> list[int]:
+    """Note the new tokens of rows that have room; gives the rows that have ended with them."""
+    over = []
     columns = (drawn.tokens.tolist(), drawn.logp.tolist(), drawn.entropy.tolist())
     for i, (row, token, logp, entropy) in enumerate(zip(batch.rows, *columns, strict=True)):
         continuation = out[row]
@@ -273,6 +282,9 @@ def _record(
             continuation.stop_reason = StopReason.STOP
         if continuation.stop_reason is not StopReason.LENGTH:
             batch.room[i] = 0
+        if batch.room[i] == 0:
+            over.append(row)
+    return over
 
 
 def _ends(tokens: list[int], stop_strings: tuple[str, ...], text_of: Callable[[Sequence[int]], str]) -> bool:

@@ -47,6 +47,33 @@ class _Episode:
     open: bool = True
 
 
+@dataclass
+class _Turns:
+    """The responses of one round, each taken once, when it has ended or at the latest when all have.
+
+    Attributes:
+        rows, episodes: that are open.
+        environment: answers.
+        tell: of an episode that is over (row, episode).
+        taken: places whose response has been taken.
+    """
+
+    rows: list[int]
+    episodes: list[_Episode]
+    environment: Environment
+    tell: Callable[[int, _Episode], None]
+    taken: set[int] = field(default_factory=set)
+
+    def take(self, place: int, continuation: Continuation) -> None:
+        if place in self.taken:
+            return
+        self.taken.add(place)
+        episode = self.episodes[place]
+        _take_turn(episode, continuation, self.environment)
+        if not episode.open:
+            self.tell(self.rows[place], episode)
+
+
 class NativeEngine:
     """Batched decoding with the policy's own modules.
 
@@ -58,6 +85,8 @@ class NativeEngine:
         purpose: of the random draws (``rollout`` or ``evaluate``).
         value_head: on the policy's trunk; values are then read in passing.
     """
+
+    tells_finished = True
 
     def __init__(
         self,
@@ -86,13 +115,22 @@ class NativeEngine:
             raise RolloutError("the native engine samples from the policy it was made with, not from another")
         self.version = version
 
-    def rollout(self, prompts: Sequence[Prompt], environment: Environment, *, seed: tuple[int, int]) -> Rollout:
+    def rollout(
+        self,
+        prompts: Sequence[Prompt],
+        environment: Environment,
+        *,
+        seed: tuple[int, int],
+        finished: Callable[[int, Trajectory], None] | None = None,
+    ) -> Rollout:
         """Sample ``samples_per_prompt`` trajectories a prompt.
 
         Args:
             prompts: at least one; the samples of a prompt stand next to each other and share a group.
             environment: answers each response, until the episode is over.
             seed: (run seed, step).
+            finished: told of each trajectory (row, trajectory) that is over while others still go on. The environment
+                is then asked in the order in which responses end, otherwise in the order of rows.
         Raises:
             RolloutError: a prompt leaves no room for a response, an environment breaks its contract, or the policy's
                 logits are no distribution.
@@ -109,14 +147,19 @@ class NativeEngine:
                 break
             draws = [self._uniform(seed, row, turn) for row in open_rows]
             sequences = [episodes[i].tokens for i in open_rows]
-            found = decode(self.policy.lm, sequences, draws, self.sampling, self._decoder(), self.value_head)
-            for row, continuation in zip(open_rows, found, strict=True):
-                _take_turn(episodes[row], continuation, environment)
+            turns = _Turns(open_rows, [episodes[i] for i in open_rows], environment, self._teller(finished))
+            early = None if finished is None else turns.take
+            found = decode(self.policy.lm, sequences, draws, self.sampling, self._decoder(), self.value_head, early)
+            for place, continuation in enumerate(found):
+                turns.take(place, continuation)
         for episode in episodes:
             if episode.open:
                 # Not over by itself: the turns ran out.
                 episode.stop_reason = StopReason.LENGTH
         return Rollout.of([self._trajectory(e) for e in episodes], info=self.describe())
+
+    def _teller(self, finished: Callable[[int, Trajectory], None] | None) -> Callable[[int, _Episode], None]:
+        return lambda row, episode: None if finished is None else finished(row, self._trajectory(episode))
 
     def _check_room(self, prompts: Sequence[Prompt]) -> None:
         context = self.policy.lm.context

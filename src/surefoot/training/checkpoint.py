@@ -10,7 +10,7 @@ import hashlib
 import logging
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
@@ -126,6 +126,21 @@ class CheckpointStore:
                 return Checkpoint(step, path, manifest)
         return None
 
+    def at(self, step: int) -> Checkpoint | None:
+        """The whole checkpoint of a step, each file read once; None when there is none, or it is not whole."""
+        path = self.folder / f"step-{step}"
+        manifest, problems = _examine(path, step)
+        return None if manifest is None or problems else Checkpoint(step, path, manifest)
+
+    def steps(self) -> list[int]:
+        """Steps whose checkpoints look whole without reading the files, sorted."""
+        return sorted(self._complete())
+
+    def discard(self, steps: Iterable[int]) -> None:
+        """Remove the checkpoints of these steps, whole or not, one by one in this order; logged where it fails."""
+        for step in steps:
+            self._discard(self.folder / f"step-{step}")
+
     def clean(self) -> None:
         """Remove what killed writers left behind; a whole checkpoint that was being replaced goes back to its place."""
         if not self.folder.is_dir():
@@ -191,15 +206,18 @@ class CheckpointStore:
         elif self.best_by is not None and not self._warned_best:
             self._warned_best = True
             logger.warning("checkpoint.best_by: no checkpoint so far has a number under %r", self.best_by)
-        for step in manifests.keys() - kept:
-            path = self.folder / f"step-{step}"
-            hidden = temporary_sibling(path, "deleted")
-            try:
-                path.rename(hidden)  # half removed under its own name, it would look like a damaged checkpoint
-            except OSError as error:
-                logger.warning("could not remove %s: %s", path, error)
-            else:
-                remove(hidden)
+        self.discard(manifests.keys() - kept)
+
+    def _discard(self, path: Path) -> None:
+        hidden = temporary_sibling(path, "deleted")
+        try:
+            path.rename(hidden)  # half removed under its own name, it would look like a damaged checkpoint
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            logger.warning("could not remove %s: %s", path, error)
+        else:
+            remove(hidden)
 
     def _failure(self, step: int, error: BaseException, written: int) -> CheckpointError:
         what = f"the checkpoint of step {step} could not be written to {self.folder}: {error}"

@@ -2,19 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import nn
 
 from surefoot.config import Config
 from surefoot.models.batching import MicroBatch, micro_batches
 from surefoot.models.critic import SeparateCritic
 from surefoot.models.scoring import BatchPlan
+from surefoot.protocols import Values
+from surefoot.records import Rollout, Trajectory
 from surefoot.training.losses import Counts, ValueBatch, value_term
 from surefoot.training.optimizer import Optimizer
 
 Minibatches = Sequence[Sequence[list[int]]]
+
+
+class ServedCritic(ABC):
+    """A critic that lives in another process, where it is read, trained and saved."""
+
+    shared = False
+
+    @abstractmethod
+    def values(self, rollout: Rollout) -> Values:
+        """As :meth:`surefoot.models.critic.SeparateCritic.values`."""
+
+    @abstractmethod
+    def update(self, batch: ValueBatch, plan: Minibatches, *, step: int) -> Iterator[Update]:
+        """As :func:`update_critic`; the service has the optimizer. Once a step, with an empty plan too."""
+
+    @abstractmethod
+    def checkpoint(self, step: int, *, keep: Sequence[int]) -> Mapping[str, Any]:
+        """Save it as it is after ``step``; what :meth:`restore` needs, JSON.
+
+        Args:
+            step: the last step trained.
+            keep: steps whose checkpoints the run still has.
+        """
+
+    @abstractmethod
+    def restore(self, record: Mapping[str, Any] | None) -> None:
+        """Put it back to a checkpoint of this run; None: to its initial weights, for a run that begins.
+
+        Raises:
+            ServiceMismatch: the service has no such checkpoint, or is another one than before.
+        """
+
+    def listeners(self) -> Sequence[Callable[[int, Trajectory], None]]:
+        """What wants to hear of a trajectory (row, trajectory) as soon as it has ended."""
+        return ()
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Nothing that this process trains."""
+        return {}
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ def experiment_page(config: Config, lineage: Lineage) -> dict[str, Any]:
     inputs = lineage.inputs
     policy = inputs.get("policy", {})
     base = inputs.get("base", policy)
-    functions = {t.name: t.target for t in config.reward.terms if t.kind == "function"}
-    models = [_checkpoint(t.target, inputs.get(f"reward/{t.name}")) for t in config.reward.terms if t.kind == "model"]
+    functions = {t.name: t.place for t in config.reward.terms if t.kind == "function"}
+    models = [_checkpoint(t.place, inputs.get(f"reward/{t.name}")) for t in config.reward.terms if t.kind == "model"]
     clip = (config.ppo.clip_low, config.ppo.clip_high)
     return {
         "experiment": {

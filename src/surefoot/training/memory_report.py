@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from surefoot.models.critic import SharedCritic
+from surefoot.models.critic import SeparateCritic, SharedCritic
 from surefoot.models.policy import FrozenReference
 from surefoot.records import StepReport
 from surefoot.rewards import CompositeReward
@@ -99,7 +99,7 @@ def measured_roles(parts: Parts) -> dict[str, dict[str, int]]:
     roles = {"policy": role(policy.module.parameters(), policy.trainable().values())}
     if isinstance(critic, SharedCritic):
         roles["value head"] = role(critic.head.parameters(), critic.trainable().values())
-    else:
+    elif isinstance(critic, SeparateCritic):
         weights = [*critic.trunk.parameters(), *critic.head.parameters()]
         roles["critic"] = role(weights, critic.trainable().values())
     own = parts.reference.lm.model.parameters() if isinstance(parts.reference, FrozenReference) else ()

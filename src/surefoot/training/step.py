@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -13,9 +14,10 @@ from surefoot.errors import RolloutError
 from surefoot.models.critic import SharedCritic
 from surefoot.models.scoring import TokenScores
 from surefoot.protocols import Engine, Environment, Reference, Reward
-from surefoot.records import BoolArray, FloatArray, Prompt, Rollout, Score, StepReport
+from surefoot.records import BoolArray, FloatArray, Prompt, Rollout, Score, StepReport, Trajectory
 from surefoot.rewards import ScoreNormaliser, check_failures, score_metrics
 from surefoot.training.clock import StepClock
+from surefoot.training.critic_update import ServedCritic
 from surefoot.training.estimate import Batch, Reading, clear_failed, estimate
 from surefoot.training.losses import Coefficients
 from surefoot.training.report import Metrics, StepFacts, report
@@ -76,7 +78,7 @@ def ppo_step(step: int, prompts: Sequence[Prompt], parts: Parts, cfg: Config, cl
         TrainingError: losses or gradients stayed non-finite for too long.
     """
     with clock("rollout"):
-        sampled = parts.engine.rollout(prompts, parts.environment, seed=(cfg.run.seed, step))
+        sampled = sample(step, prompts, parts, cfg)
     with clock("score"):
         scores = parts.reward.score(sampled)
         check_failures(scores, cfg.reward)
@@ -95,6 +97,7 @@ def ppo_step(step: int, prompts: Sequence[Prompt], parts: Parts, cfg: Config, cl
     coef = Coefficients(kl=kl_coef, surrogate_kl=float(parts.penalty.coef))
     with clock("update"):
         updates = optimise(parts.learner, batch, cfg, coef, step=step, warming_up=warming_up)
+    clock.seconds.update(updates.seconds)
     with clock("publish"):
         parts.engine.publish(parts.learner.policy, version=step + 1)
     metrics: Metrics = {**score_metrics(scores), **(parts.normaliser.metrics() if parts.normaliser else {})}
@@ -104,6 +107,23 @@ def ppo_step(step: int, prompts: Sequence[Prompt], parts: Parts, cfg: Config, cl
     result = report(facts, cfg, clock)
     _advance_controllers(parts, result, cfg, batch)
     return StepResult(result, sampled, scores, reading, batch)
+
+
+def sample(step: int, prompts: Sequence[Prompt], parts: Parts, cfg: Config) -> Rollout:
+    """The step's rollout; who scores it elsewhere hears of each trajectory as soon as it has ended."""
+    seed, critic = (cfg.run.seed, step), parts.learner.critic
+    served = critic.listeners() if isinstance(critic, ServedCritic) else ()
+    listeners = (*served, *getattr(parts.reward, "listeners", tuple)())
+    if not listeners or not getattr(parts.engine, "tells_finished", False):
+        return parts.engine.rollout(prompts, parts.environment, seed=seed)
+
+    def finished(row: int, trajectory: Trajectory) -> None:
+        for listener in listeners:
+            listener(row, trajectory)
+
+    engine: Any = parts.engine
+    rollout: Rollout = engine.rollout(prompts, parts.environment, seed=seed, finished=finished)
+    return rollout
 
 
 def read(rollout: Rollout, parts: Parts, cfg: Config) -> Reading:

@@ -16,6 +16,7 @@ from surefoot.protocols import Tracker
 from surefoot.records import Prompt, StepReport
 from surefoot.training.checkpoint import CheckpointStore
 from surefoot.training.clock import StepClock
+from surefoot.training.critic_update import ServedCritic
 from surefoot.training.display import Display
 from surefoot.training.durable import append_line, json_bytes, keep_lines, read_records, write_file, writing
 from surefoot.training.evaluation import Evaluator, HeldOut
@@ -125,6 +126,8 @@ class Trainer:
         job.folder.begin(self.step, warnings=warnings)
         # A run that starts again from the beginning makes its first evaluation again.
         keep_lines(self.evaluations_file, lambda record: 0 < self.step >= int(record["step"]))
+        if self.step == 0 and isinstance(job.parts.learner.critic, ServedCritic):
+            job.parts.learner.critic.restore(None)
         # Whatever the engine held before a restart, it samples from the current weights now.
         job.parts.engine.publish(job.parts.learner.policy, version=self.step + 1)
         job.display.start(self.step, self._steps)
@@ -214,11 +217,16 @@ class Trainer:
             "cursor": self.job.order.cursor(self.step),
             "facts": dict(self.job.facts),
         }
-        metrics = {} if self.last is None else self.last.as_json()
+        meta: dict[str, Any] = {"metrics": {} if self.last is None else self.last.as_json()}
+        critic, service = self.job.parts.learner.critic, None
+        if isinstance(critic, ServedCritic):
+            # Whole over there before this one names it; older ones stay as long as a checkpoint here names them.
+            service = critic.checkpoint(self.step, keep=self.job.store.steps())
+            meta["critic_service"] = service
         self.job.store.save(
             self.step,
-            lambda folder: write_state(folder, self.job.parts, step=self.step, extra=extra),
-            meta={"metrics": metrics},
+            lambda folder: write_state(folder, self.job.parts, step=self.step, extra=extra, service=service),
+            meta=meta,
         )
         self._saved = self.step
 
@@ -239,5 +247,7 @@ class Trainer:
 
     def _updated(self) -> bool:
         learner = self.job.parts.learner
+        if isinstance(learner.critic, ServedCritic):
+            return self.step > 0
         optimizers = [o for o in (learner.policy_optimizer, learner.critic_optimizer) if o is not None]
         return any(o.steps_taken > o.skipped_total for o in optimizers)

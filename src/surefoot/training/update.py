@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import torch
@@ -16,7 +17,7 @@ from surefoot.models.critic import SeparateCritic, SharedCritic
 from surefoot.models.policy import CausalPolicy
 from surefoot.parallel.lanes import in_lanes
 from surefoot.parallel.rng import generator
-from surefoot.training.critic_update import Minibatches, Update, cut, update_critic
+from surefoot.training.critic_update import Minibatches, ServedCritic, Update, cut, update_critic
 from surefoot.training.estimate import Batch
 from surefoot.training.losses import Coefficients, Counts, PolicyOutput, policy_terms, value_term
 from surefoot.training.optimizer import Optimizer
@@ -30,11 +31,14 @@ class Updates:
         policy: of the policy, with a shared critic.
         critic: of a separate critic.
         kl_after: k3(old, new) per action token that the updates led to; measured for ``surrogate: kl`` only.
+        seconds: ``critic_train`` and ``critic_wait``, where the critic was trained beside the policy: how long that
+            took, and how much of it after the policy was done.
     """
 
     policy: tuple[Update, ...] = ()
     critic: tuple[Update, ...] = ()
     kl_after: float | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -65,11 +69,11 @@ class Learner:
     Attributes:
         policy, critic: the models.
         policy_optimizer: of the policy, and of a shared critic's head.
-        critic_optimizer: of a separate critic; None with a shared one.
+        critic_optimizer: of a separate critic in this process, else None.
     """
 
     policy: CausalPolicy
-    critic: SeparateCritic | SharedCritic
+    critic: SeparateCritic | SharedCritic | ServedCritic
     policy_optimizer: Optimizer
     critic_optimizer: Optimizer | None
 
@@ -100,28 +104,53 @@ def optimise(
         warming_up: only the critic is trained.
     """
     if not batch.trained_rows:
+        if isinstance(learner.critic, ServedCritic):
+            list(learner.critic.update(batch, (), step=step))
         return Updates(
             tuple(Update(e, 0, skipped=True) for e in range(cfg.ppo.epochs) for _ in range(cfg.ppo.minibatches))
         )
     plan = plan_minibatches(batch, cfg, step)
     work = _Work(batch, cfg, coef, frozen=warming_up)
     shared = isinstance(learner.critic, SharedCritic)
+    policy_clock, critic_clock = _Lasting(), _Lasting()
 
     def policy_work() -> Iterator[Update]:
-        return iter(()) if warming_up and not shared else _policy_updates(learner, work, plan)
+        return iter(()) if warming_up and not shared else policy_clock.over(_policy_updates(learner, work, plan))
 
     def critic_work() -> Iterator[Update]:
         if isinstance(learner.critic, SharedCritic):
             return iter(())
+        if isinstance(learner.critic, ServedCritic):
+            return critic_clock.over(learner.critic.update(batch, plan, step=step))
         assert learner.critic_optimizer is not None
-        return update_critic(learner.critic, learner.critic_optimizer, batch, plan, cfg)
+        return critic_clock.over(update_critic(learner.critic, learner.critic_optimizer, batch, plan, cfg))
 
-    if not shared and not warming_up and side_by_side(cfg, learner.policy.lm.device):
-        critic, policy = in_lanes((critic_work, policy_work))
+    seconds = {}
+    served = isinstance(learner.critic, ServedCritic)
+    together = cfg.critic.overlap if served else side_by_side(cfg, learner.policy.lm.device)
+    if together and not shared and not warming_up:
+        # A critic elsewhere only has to be waited for.
+        critic, policy = in_lanes((critic_work, policy_work), share_threads=not served)
+        waited = max(0.0, critic_clock.ended - policy_clock.ended)
+        seconds = {"critic_train": critic_clock.ended - critic_clock.begun, "critic_wait": waited}
     else:
         policy, critic = list(policy_work()), list(critic_work())
     measured = cfg.ppo.surrogate == "kl" and not warming_up
-    return Updates(tuple(policy), tuple(critic), update_kl(learner.policy, batch) if measured else None)
+    kl_after = update_kl(learner.policy, batch) if measured else None
+    return Updates(tuple(policy), tuple(critic), kl_after, seconds)
+
+
+@dataclass
+class _Lasting:
+    """When a piece of work began and ended."""
+
+    begun: float = 0.0
+    ended: float = 0.0
+
+    def over(self, updates: Iterator[Update]) -> Iterator[Update]:
+        self.begun = time.perf_counter()
+        yield from updates
+        self.ended = time.perf_counter()
 
 
 def side_by_side(cfg: Config, device: torch.device) -> bool:
