@@ -140,7 +140,10 @@ def test_each_setting_lowers_what_it_is_for(space: Workspace) -> None:
     estimate = planning.plan(config).estimate
     for name, change in planning._changes(config, estimate):
         other = planning.plan(planning._changed(config, [(name, change)])).estimate
-        phase = "rollout" if "max_rows" in name else "update"
+        phase = "rollout" if name.startswith("rollout.") else "update"
+        if name == "rollout.decode_weights=stored":
+            assert "decoding_weights" in estimate.largest and "decoding_weights" not in other.largest
+            continue
         fixed = sum(other.fixed.values()) < sum(estimate.fixed.values())
         assert fixed or other.phases[phase].total < estimate.phases[phase].total, name
 

@@ -75,6 +75,7 @@ OTHER: dict[str, Any] = {
         "top_p": 0.9,
         "stop": ["\n", "null", "é"],
         "max_rows": 2,
+        "decode_weights": "stored",
     },
     "ppo": {
         "epochs": 3,

@@ -18,7 +18,7 @@ import torch
 from surefoot.assembly.model_shape import ModelShape
 from surefoot.assembly.models import choose_device
 from surefoot.assembly.phases import Holder, Phase, largest_parts, phases_of
-from surefoot.assembly.roles import POLICY, REWARD, Role, lora_of, role_of, shapes_of, width_of
+from surefoot.assembly.roles import POLICY, REWARD, Role, in_full, lora_of, role_of, shapes_of, width_of
 from surefoot.assembly.step_sizes import StepSizes, even_prompts, step_sizes
 from surefoot.config import Config
 
@@ -35,7 +35,8 @@ class Estimate:
     Attributes:
         process: before any weights.
         roles: policy, critic or value head, reference, each reward model.
-        phases: rollout, score, update, evaluate (where held-out prompts are known), save.
+        phases: rollout, score, update, evaluate (where held-out prompts are known), load (where models are quantised),
+            save.
         largest: the most bytes of each part that comes and goes in a step.
         sizes: of the step that it was made for.
         checkpoint, model: bytes on disk of a checkpoint and of the aligned model.
@@ -143,7 +144,7 @@ def memory_for(
         largest=largest_parts(run, sizes),
         sizes=sizes,
         checkpoint=3 * trained,
-        model=roles[POLICY].parameters,
+        model=max(roles[POLICY].parameters, in_full(config, shapes[POLICY])),
         counts={"parameters": parameters, "trained": trained // (width if lora is None else max(width, 4))},
     )
 

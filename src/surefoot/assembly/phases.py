@@ -18,7 +18,18 @@ from surefoot.assembly.activations import (
     logits_at_a_time,
 )
 from surefoot.assembly.model_shape import ModelShape
-from surefoot.assembly.roles import CRITIC, POLICY, REFERENCE, VALUE_HEAD, Role, lora_of, width_of
+from surefoot.assembly.roles import (
+    CRITIC,
+    POLICY,
+    REFERENCE,
+    REWARD,
+    VALUE_HEAD,
+    Role,
+    in_full,
+    lora_of,
+    made_for_use,
+    width_of,
+)
 from surefoot.assembly.step_sizes import StepSizes
 from surefoot.config import Config
 from surefoot.rollout.decoding import PREFILL_TOKENS
@@ -74,6 +85,8 @@ def phases_of(run: Holder, sizes: StepSizes, held_out: Sequence[int] = ()) -> di
     }
     if held_out:
         phases["evaluate"] = _fullest(_evaluate(run, held_out), **holes)
+    if run.config.model.quantize is not None:
+        phases["load"] = _fullest(_load(run))
     # Copies of the moments are of the gradients' sizes and fit into what those left.
     return phases | {"save": _fullest(_save(run))}
 
@@ -120,9 +133,14 @@ def _decoding(run: Holder, rows: int, longest: int, prefill: int) -> Iterable[Ph
     shape, width = run.shapes[POLICY], width_of(run.config)
     adapted = lora_of(run.config, POLICY) is not None
     cache = cache_bytes(shape, rows, longest, width)
-    yield Phase("prompts", {"cache": cache, "activations": layer_in_passing(shape, prefill, width)})
-    weights = decoding_weights(shape, rows, width, run.device, adapted=adapted)
-    yield Phase("", {"decoding_weights": weights, "cache": cache, "logits": drawing_bytes(shape, rows, width)})
+    made = _made(run, POLICY)
+    yield Phase("prompts", {"cache": cache, "activations": layer_in_passing(shape, prefill, width), **made})
+    drawing = {"cache": cache, "logits": drawing_bytes(shape, rows, width)}
+    if run.config.rollout.decode_weights == "laid_out":
+        weights = decoding_weights(shape, rows, width, run.device, adapted=adapted)
+        yield Phase("", {"decoding_weights": weights, **drawing})
+    else:
+        yield Phase("", {**drawing, **made})
 
 
 def _score(run: Holder, sizes: StepSizes) -> Iterable[Phase]:
@@ -132,7 +150,7 @@ def _score(run: Holder, sizes: StepSizes) -> Iterable[Phase]:
     for name, shape in run.shapes.items():
         if name == VALUE_HEAD:
             continue
-        yield Phase(name, {"activations": layer_in_passing(shape, laid.tokens, width)})
+        yield Phase(name, {"activations": layer_in_passing(shape, laid.tokens, width), **_made(run, name)})
         if name in (POLICY, REFERENCE):
             states = (laid.tokens + laid.actions) * shape.hidden * width
             # The policy's entropies are read too.
@@ -155,7 +173,7 @@ def _update(run: Holder, sizes: StepSizes) -> Iterable[Phase]:
         model = trained_model(run, name)
         heads = run.roles[VALUE_HEAD].gradients if name == POLICY and VALUE_HEAD in run.roles else 0
         gradients = run.roles[name].gradients + heads
-        kept = {"activations": kept_for_backward(model, laid), "gradients": gradients}
+        kept = {"activations": kept_for_backward(model, laid), "gradients": gradients, **_made(run, name)}
         if name == POLICY:
             logits = logits_at_a_time(model.shape, laid.actions, model.width, scaled=scaled, entropy=entropy)
             yield Phase(name, {**kept, "logits": logits})
@@ -180,7 +198,25 @@ def trained_model(run: Holder, name: str) -> TrainedModel:
     )
 
 
+def _made(run: Holder, name: str) -> dict[str, int]:
+    """A quantised weight in full, one at a time, by name; reward models are not quantised."""
+    if run.config.model.quantize is None or name.startswith(REWARD):
+        return {}
+    return {"weight_in_use": made_for_use(run.config, run.shapes[name])}
+
+
+def _load(run: Holder) -> Iterable[Phase]:
+    """Models are read in full into the main memory, one after the other; a GPU sees one layer of them at a time."""
+    size_of = in_full if run.device.type == "cpu" else made_for_use
+    for name in (POLICY, CRITIC, REFERENCE):
+        if name in run.roles:
+            yield Phase(name, {"model_in_full": size_of(run.config, run.shapes[name])})
+
+
 def _save(run: Holder) -> Iterable[Phase]:
     """A checkpoint copies the optimizers' state; the aligned model is read again to prove it."""
     yield Phase("checkpoint", {"optimizer_copies": sum(role.optimizer for role in run.roles.values())})
-    yield Phase("model", {"model_copy": run.roles[POLICY].parameters})
+    in_files = run.roles[POLICY].parameters
+    if run.config.model.quantize is not None:
+        in_files = in_full(run.config, run.shapes[POLICY])
+    yield Phase("model", {"model_copy": in_files})

@@ -113,6 +113,12 @@ def _check_machine(config: Config, verdicts: Verdicts) -> Config:
         verdicts.problem(
             "machine/packages", "track.tensorboard needs the package 'tensorboard'", "pip install 'surefoot[track]'"
         )
+    if config.model.quantize == "nf4" and importlib.util.find_spec("bitsandbytes") is None:
+        verdicts.problem(
+            "machine/packages",
+            "model.quantize: nf4 needs the package 'bitsandbytes'",
+            "pip install 'surefoot[quantize]'",
+        )
     return config
 
 

@@ -18,6 +18,7 @@ from surefoot.assembly.models import (
     build_learner,
     build_policy,
     build_reference,
+    build_sampling,
     check_critic_vocabulary,
     check_reference_vocabulary,
     choose_device,
@@ -45,7 +46,7 @@ from surefoot.protocols import Tracker
 from surefoot.records import Lineage
 from surefoot.rewards import CompositeReward, ScoreNormaliser
 from surefoot.rewards.model import ModelReward
-from surefoot.rollout import NativeEngine, Sampling
+from surefoot.rollout import NativeEngine
 from surefoot.training.checkpoint import CheckpointStore
 from surefoot.training.display import Display, choose_display
 from surefoot.training.evaluation import Evaluator
@@ -202,12 +203,7 @@ def build_parts(config: Config, inputs: Inputs) -> Parts:
     mode = config.reward.normalise
     engine = NativeEngine(
         policy,
-        Sampling(
-            max_new_tokens=config.rollout.max_new_tokens,
-            stop_ids=inputs.codec.stop_ids,
-            stop_strings=tuple(config.rollout.stop),
-            max_rows=config.rollout.max_rows,
-        ),
+        build_sampling(config, inputs.codec),
         inputs.codec,
         samples_per_prompt=config.rollout.samples_per_prompt,
         value_head=critic.head if isinstance(critic, SharedCritic) else None,

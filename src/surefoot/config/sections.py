@@ -64,8 +64,9 @@ class ModelSection(Section):
     """Type of the weights in memory. On a CPU without AMX, float32 is the fastest."""
     lora: LoraSection | None = None
     """Train adapters instead of all weights."""
-    quantize: Literal["int8", "int4"] | None = None
-    """Quantised base weights. Not available in this version."""
+    quantize: Literal["int8", "nf4"] | None = None
+    """Store the frozen weights of policy, critic and reference in 8 or 4 bits: [quantisation.md](quantisation.md).
+    Needs `lora`; `nf4` also needs `pip install 'surefoot[quantize]'`."""
     chat_template: str | None = None
     """A Jinja chat template, or a file with one, for a model that has none."""
     trust_remote_code: bool = False
@@ -173,6 +174,9 @@ class RolloutSection(Section):
     """Strings that end a response; a response that ends in one counts as finished."""
     max_rows: Positive | None = None
     """Rows decoded at once; null: all of a step. Fewer rows need less memory for the cache."""
+    decode_weights: Literal["laid_out", "stored"] = "laid_out"
+    """`laid_out`: a copy of the weights, in full and laid out for decoding, while a rollout lasts. `stored`: the
+    layers' own, quantised ones made anew for each token: slower, no copy. The same numbers up to rounding."""
 
 
 class EvaluateSection(Section):

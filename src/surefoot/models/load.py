@@ -147,8 +147,19 @@ def load_causal_lm(
     Raises:
         ModelError: no such model, not a causal LM, weights not safetensors, or numbers that do not agree.
     """
+    check_temperature(temperature)
+    model = read_causal_lm(folder, dtype=dtype, rows_needed=rows_needed, trust_remote_code=trust_remote_code)
+    return ready_lm(model, folder, device=device, temperature=temperature, banned=banned)
+
+
+def check_temperature(temperature: float) -> None:
+    """Refuse a temperature that log-probabilities cannot be under, before anything is read."""
     if not temperature > 0:
         raise ModelError("the temperature of log-probabilities must be above 0", got=temperature, allowed="> 0")
+
+
+def read_causal_lm(folder: str, *, dtype: str, rows_needed: int | None, trust_remote_code: bool) -> Any:
+    """The transformers model alone, as its files say, on the CPU; arguments as of :func:`load_causal_lm`."""
     if dtype not in DTYPES:
         raise ModelError("unknown dtype", got=dtype, allowed=", ".join(DTYPES))
     config = load_model_config(folder, trust_remote_code=trust_remote_code)
@@ -161,6 +172,13 @@ def load_causal_lm(
     untie_if_apart(model, folder)
     if rows_needed is not None:
         grow_embeddings(model, rows_needed)
+    return model
+
+
+def ready_lm(
+    model: Any, folder: str, *, device: str | torch.device, temperature: float = 1.0, banned: tuple[int, ...] = ()
+) -> CausalLM:
+    """Freeze and move a model, let it compute our way, and compare its numbers with the library's own."""
     model.to(device).eval().requires_grad_(False)
     lm = CausalLM(model, folder, head_settings(model.config, temperature, banned))
     use_kernels(model)

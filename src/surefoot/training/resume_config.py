@@ -45,6 +45,7 @@ ROUNDING: Final = (
     "run.device",
     "batch",
     "rollout.max_rows",
+    "rollout.decode_weights",
     "model.gradient_checkpointing",
 )
 PLACES: Final = ("model.policy", "model.reference", "critic.init", "data.prompts", "evaluate.prompts")
