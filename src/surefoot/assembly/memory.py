@@ -19,7 +19,7 @@ from surefoot.assembly.model_shape import ModelShape
 from surefoot.assembly.models import choose_device
 from surefoot.assembly.phases import Holder, Phase, largest_parts, phases_of
 from surefoot.assembly.roles import POLICY, REWARD, Role, in_full, lora_of, role_of, shapes_of, width_of
-from surefoot.assembly.step_sizes import StepSizes, even_prompts, step_sizes
+from surefoot.assembly.step_sizes import StepSizes, step_sizes
 from surefoot.config import Config
 
 PROCESS_BYTES: Final = 430 * 10**6
@@ -79,7 +79,7 @@ class Estimate:
 
     @property
     def training(self) -> int:
-        """The peak of all phases but ``save``: of a run before its first checkpoint."""
+        """The peak of all phases but ``save``: of a run before its model is saved."""
         return self.peak(name for name in self.phases if name != "save")
 
     def peak(self, phases: Iterable[str]) -> int:
@@ -106,17 +106,6 @@ class Estimate:
                 "training_tokens": self.sizes.training.tokens,
             },
         }
-
-
-def estimate_memory(config: Config, model_config: Any, longest_prompt: int) -> Estimate:
-    """Estimate the memory of a run with prompts of one length.
-
-    Args:
-        config: the run.
-        model_config: the policy's transformers config.
-        longest_prompt: in tokens.
-    """
-    return memory_for(config, model_config, even_prompts(config, longest_prompt))
 
 
 def memory_for(

@@ -12,6 +12,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from surefoot.models.layers import is_known, window_of
+from surefoot.models.load import library_faults
 from surefoot.models.quantise import linear_layers, sizes_of
 
 
@@ -66,8 +67,14 @@ def _targeted(name: str, targets: str | list[str]) -> bool:
 
 
 def shape_of(model_config: Any, *, trust_remote_code: bool = False) -> ModelShape:
-    """Measure the model that a transformers config describes."""
-    with torch.device("meta"):
+    """Measure the model that a transformers config describes.
+
+    Raises:
+        ModelError: it describes none.
+    """
+    folder = str(getattr(model_config, "name_or_path", "") or "the model's config")
+    hint = "config.json must be that of a causal language model that transformers knows"
+    with library_faults("the config describes no model that could be built", folder, hint), torch.device("meta"):
         model = AutoModelForCausalLM.from_config(model_config, trust_remote_code=trust_remote_code)
     text = model_config.get_text_config()
     hidden, heads = int(text.hidden_size), int(text.num_attention_heads)

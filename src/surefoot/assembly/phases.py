@@ -33,6 +33,7 @@ from surefoot.assembly.roles import (
 from surefoot.assembly.step_sizes import StepSizes
 from surefoot.config import Config
 from surefoot.rollout.decoding import PREFILL_TOKENS
+from surefoot.training.update import side_by_side
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def phases_of(run: Holder, sizes: StepSizes, held_out: Sequence[int] = ()) -> di
         phases["evaluate"] = _fullest(_evaluate(run, held_out), **holes)
     if run.config.model.quantize is not None:
         phases["load"] = _fullest(_load(run))
-    # Copies of the moments are of the gradients' sizes and fit into what those left.
+    # What is read again is of the gradients' sizes and fits into what those left.
     return phases | {"save": _fullest(_save(run))}
 
 
@@ -113,7 +114,8 @@ def _freed_gradients(run: Holder) -> dict[str, int]:
     """
     if run.device.type != "cpu":
         return {}
-    return {"freed_gradients": max(role.gradients for role in run.roles.values())}
+    gradients = [role.gradients for role in run.roles.values()]
+    return {"freed_gradients": sum(gradients) if _side_by_side(run) else max(gradients)}
 
 
 def _rollout(run: Holder, sizes: StepSizes) -> Iterable[Phase]:
@@ -160,28 +162,44 @@ def _score(run: Holder, sizes: StepSizes) -> Iterable[Phase]:
 
 
 def _update(run: Holder, sizes: StepSizes) -> Iterable[Phase]:
-    """Policy and critic are trained one after the other, and gradients are dropped in between.
+    """Policy and critic are trained side by side, or one after the other with gradients dropped in between."""
+    names = [name for name in (POLICY, CRITIC) if name in run.roles]
+    moments = {name: list(_update_of(run, sizes, name)) for name in names}
+    if _side_by_side(run):
+        fullest = [max(of_one, key=lambda phase: phase.total) for of_one in moments.values()]
+        parts: dict[str, int] = {}
+        for phase in fullest:
+            parts |= {part: size + parts.get(part, 0) for part, size in phase.parts.items()}
+        yield Phase(" and ".join(names), parts)
+    else:
+        for of_one in moments.values():
+            yield from of_one
 
-    A model's gradients count in full from the first on. With several micro-batches they are there; with one they come
-    while activations go, but seldom fit into the holes that those leave (measured).
+
+def _side_by_side(run: Holder) -> bool:
+    return CRITIC in run.roles and side_by_side(run.config, run.device)
+
+
+def _update_of(run: Holder, sizes: StepSizes, name: str) -> Iterable[Phase]:
+    """One model's moments.
+
+    Its gradients count in full from the first on. With several micro-batches they are there; with one they come while
+    activations go, but seldom fit into the holes that those leave (measured).
     """
     config, laid = run.config, sizes.training
     scaled, entropy = config.rollout.temperature != 1, config.ppo.entropy_coef > 0
-    for name in (POLICY, CRITIC):
-        if name not in run.roles:
-            continue
-        model = trained_model(run, name)
-        heads = run.roles[VALUE_HEAD].gradients if name == POLICY and VALUE_HEAD in run.roles else 0
-        gradients = run.roles[name].gradients + heads
-        kept = {"activations": kept_for_backward(model, laid), "gradients": gradients, **_made(run, name)}
-        if name == POLICY:
-            logits = logits_at_a_time(model.shape, laid.actions, model.width, scaled=scaled, entropy=entropy)
-            yield Phase(name, {**kept, "logits": logits})
-        yield Phase(name, {**kept, "passing_gradients": backward_of_a_layer(model, laid)})
-        if not model.ranks:
-            # The embedding's gradient comes last, beside that of an output layer tied to it.
-            embedding = model.shape.vocabulary * model.shape.hidden * model.width
-            yield Phase(name, {"gradients": gradients, "passing_gradients": embedding})
+    model = trained_model(run, name)
+    heads = run.roles[VALUE_HEAD].gradients if name == POLICY and VALUE_HEAD in run.roles else 0
+    gradients = run.roles[name].gradients + heads
+    kept = {"activations": kept_for_backward(model, laid), "gradients": gradients, **_made(run, name)}
+    if name == POLICY:
+        logits = logits_at_a_time(model.shape, laid.actions, model.width, scaled=scaled, entropy=entropy)
+        yield Phase(name, {**kept, "logits": logits})
+    yield Phase(name, {**kept, "passing_gradients": backward_of_a_layer(model, laid)})
+    if not model.ranks:
+        # The embedding's gradient comes last, beside that of an output layer tied to it.
+        embedding = model.shape.vocabulary * model.shape.hidden * model.width
+        yield Phase(name, {"gradients": gradients, "passing_gradients": embedding})
 
 
 def trained_model(run: Holder, name: str) -> TrainedModel:
@@ -214,8 +232,7 @@ def _load(run: Holder) -> Iterable[Phase]:
 
 
 def _save(run: Holder) -> Iterable[Phase]:
-    """A checkpoint copies the optimizers' state; the aligned model is read again to prove it."""
-    yield Phase("checkpoint", {"optimizer_copies": sum(role.optimizer for role in run.roles.values())})
+    """A checkpoint is written from where everything lies; the aligned model is read again to prove it."""
     in_files = run.roles[POLICY].parameters
     if run.config.model.quantize is not None:
         in_files = in_full(run.config, run.shapes[POLICY])

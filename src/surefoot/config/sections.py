@@ -36,7 +36,7 @@ class RunSection(Section):
     """Number of PPO steps. Required by `train`."""
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     """`auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:N`."""
-    threads: Positive | None = None
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """CPU threads; the machine's default when null. Kept on resume, since results on CPU depend on it."""
     time_budget_s: PositiveFloat | None = None
     """Stop, with a checkpoint, before a step that would end after this many seconds."""

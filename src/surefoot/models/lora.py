@@ -40,8 +40,15 @@ def base_of_adapter(folder: str) -> str:
     base = read_json(Path(folder) / CONFIG_FILE).get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
         raise ModelError("the adapter does not say which base model it is for", got=folder)
-    beside = (Path(folder) / base).resolve()
-    return str(beside) if beside.is_dir() else base
+    try:
+        beside = (Path(folder) / base).resolve()
+        return str(beside) if beside.is_dir() else base
+    except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL, a link to itself
+        raise ModelError(
+            "the adapter's base model cannot be a path",
+            got=f"{folder} ({first_line(error)[:100]})",
+            hint="correct base_model_name_or_path in adapter_config.json",
+        ) from error
 
 
 def add_adapter(model: Any, *, rank: int, alpha: float, targets: str | list[str], seed: int) -> Any:
