@@ -4,7 +4,7 @@
 #   ARGS     handed on by `make test` to pytest, `make test ARGS="tests/algo -k gae"`, and by `make benchmark`
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test soak benchmark check lint docs setup clean
+.PHONY: help quickstart test soak benchmark time-to-gain check lint docs setup clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,6 +24,10 @@ soak: ## set up, then the longer proofs: many kills, more seeds, mutations of th
 benchmark: ## set up, then measure against TRL's PPO trainer (SIZE=quick: under 20 minutes; SIZE=tiny: a toy, without TRL)
 	@scripts/setup quickstart
 	@.venv/bin/python -m benchmarks.run $(if $(SIZE),--size $(SIZE)) $(ARGS)
+
+time-to-gain: ## set up, then time Surefoot and TRL to the same held-out gain (one to two hours; SIZE=tiny: a toy)
+	@scripts/setup quickstart
+	@.venv/bin/python -m benchmarks.time_to_gain $(if $(SIZE),--size $(SIZE)) $(ARGS)
 
 check: ## set up, then lint, strict types, architecture and documents: a minute, before each commit
 	@scripts/setup dev

@@ -425,11 +425,25 @@ MUTATIONS = (
     ),
     # ---------------------------------------------------------------- what makes it fast
     Mutation(
-        "a common beginning gets the gradient of one row only",
-        "models/pieces.py",
-        "out.index_add_(0, copies.other, grad.index_select(0, copies.again))",
-        "pass",
-        ("tests/models/test_packing.py",),
+        "a common beginning gets no gradient of the rows that continue it",
+        "models/attention.py",
+        "(torch.cat([x[j] for j in (*before, i)], dim=1) if before else x[i] for x in (keys, values))",
+        "(torch.cat([*(x[j].detach() for j in before), x[i]], dim=1) for x in (keys, values))",
+        ("tests/models/test_attention.py", "tests/models/test_packing.py"),
+    ),
+    Mutation(
+        "a piece that attends to itself only",
+        "models/attention.py",
+        "before = layout.before[i] if layout.before else ()",
+        "before = ()",
+        ("tests/models/test_attention.py",),
+    ),
+    Mutation(
+        "a piece whose first token does not see itself",
+        "models/attention.py",
+        "hidden.triu_(keys - queries + 1)",
+        "hidden.triu_(keys - queries)",
+        ("tests/models/test_attention.py",),
     ),
     Mutation(
         "a piece that does not see what it continues",

@@ -179,6 +179,7 @@ LIGHT = (  # a name stands for everything under it
     "gateway",
     "dashboard",
     "cli.main",
+    "cli.commands",
 )
 NOT_LIGHT = ("monitor.sinks",)
 

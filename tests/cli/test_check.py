@@ -355,6 +355,21 @@ def test_a_model_that_does_not_fit_is_not_loaded(space: Workspace, monkeypatch: 
     assert not any(name.startswith("identities/") for name in outcome.findings)
 
 
+def test_memory_is_that_of_the_plan(space: Workspace) -> None:
+    """Of the prompts as they are: one long one among short ones, and held-out ones that take most of all."""
+    overrides = ("rollout.prompts_per_step=20", "rollout.max_new_tokens=3", "evaluate.max_new_tokens=40")
+    texts = [f"Write one review about {n} ." for n in ("good " * 60, *"abcdefghijklmnopqrs")]
+    space.write("prompts.jsonl", chats(texts))
+    space.write("held-out.jsonl", chats(texts))
+    found = space.check(*overrides).findings["machine/memory"]["evidence"]
+    planned = json.loads(space.run("plan", "c.yaml", *overrides, "--json").out)
+    assert found["total"] == planned["peak"]
+    passing = {name: sum(phase["parts"].values()) for name, phase in planned["phases"].items()}
+    assert {name: found[name] for name in passing} == passing
+    short = space.check(*overrides, "data.max_prompt_tokens=50").findings["machine/memory"]["evidence"]
+    assert short["update"] < 0.9 * found["update"]
+
+
 def test_memory_that_runs_out_is_a_problem_and_no_traceback(space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from surefoot.assembly.activations import DRAWING
-from surefoot.assembly.memory import PROCESS_BYTES, TOKENIZER_BYTES, estimate_memory, free_disk, memory_of
+from surefoot.assembly.memory import PROCESS_BYTES, TOKENIZER_BYTES, Estimate, free_disk, memory_for, memory_of
 from surefoot.assembly.models import build_critic, build_learner, build_policy
+from surefoot.assembly.step_sizes import even_prompts
 from surefoot.config import Config, build_config
 from surefoot.models.load import load_model_config
 from surefoot.models.tokenizer import load_codec
@@ -24,6 +25,11 @@ def config_of(toy: Path, **tree: Any) -> Config:
     sections = {"rollout": {"prompts_per_step": 8, "max_new_tokens": 10}, "run": {"steps": 1}, **tree}
     sections["model"] = {"policy": str(toy), **tree.get("model", {})}
     return build_config(sections)
+
+
+def estimate_for(config: Config, model_config: Any, length: int) -> Estimate:
+    """Of prompts of one length."""
+    return memory_for(config, model_config, even_prompts(config, length))
 
 
 def bytes_of(tensors: Any) -> int:
@@ -45,7 +51,7 @@ def test_weights_gradients_and_moments_are_those_of_the_models(tree: dict[str, A
     """Counted from shapes alone, and equal to what is in memory after one optimizer step."""
     config = config_of(toy, **tree)
     model_config = load_model_config(str(toy))
-    estimate = estimate_memory(config, model_config, 20)
+    estimate = estimate_for(config, model_config, 20)
     plan = load_codec(str(toy)).check_vocabulary(model_config.vocab_size)
     policy = build_policy(config, plan, CPU)
     critic = build_critic(config, policy, CPU)
@@ -84,15 +90,15 @@ def test_a_reference_counts_where_it_is_a_copy(toy: Path) -> None:
     model_config = load_model_config(str(toy))
     full, lora = config_of(toy), config_of(toy, model={"lora": {}})
     other = config_of(toy, model={"lora": {}, "reference": str(toy)})
-    weights = estimate_memory(full, model_config, 20).counts["parameters"] * 4
-    assert estimate_memory(full, model_config, 20).fixed["reference"] == weights
-    assert "reference" not in estimate_memory(lora, model_config, 20).fixed
-    assert estimate_memory(other, model_config, 20).fixed["reference"] == weights
+    weights = estimate_for(full, model_config, 20).counts["parameters"] * 4
+    assert estimate_for(full, model_config, 20).fixed["reference"] == weights
+    assert "reference" not in estimate_for(lora, model_config, 20).fixed
+    assert estimate_for(other, model_config, 20).fixed["reference"] == weights
 
 
 def test_the_cache_by_hand(toy: Path) -> None:
     """8 rows of 2 + 10 - 1 tokens, 2 layers, keys and values of 3 heads of 16, 4 bytes; and drawing from 62 words."""
-    estimate = estimate_memory(config_of(toy), load_model_config(str(toy)), 2)
+    estimate = estimate_for(config_of(toy), load_model_config(str(toy)), 2)
     parts = estimate.phases["rollout"].parts
     assert parts["cache"] == 8 * 11 * 2 * 2 * 3 * 16 * 4
     assert parts["logits"] == DRAWING * 8 * 62 * 4
@@ -101,7 +107,7 @@ def test_the_cache_by_hand(toy: Path) -> None:
 
 
 def test_the_peak_is_that_of_the_fullest_phase(toy: Path) -> None:
-    estimate = estimate_memory(config_of(toy), load_model_config(str(toy)), 20)
+    estimate = estimate_for(config_of(toy), load_model_config(str(toy)), 20)
     always = sum(estimate.fixed.values())
     assert estimate.total == always + max(phase.total for phase in estimate.phases.values())
     assert estimate.total == always + estimate.phases[estimate.fullest].total
@@ -119,8 +125,8 @@ def test_the_peak_is_that_of_the_fullest_phase(toy: Path) -> None:
 )
 def test_what_the_hint_names_lowers_the_estimate(tree: dict[str, Any], part: str, toy: Path) -> None:
     model_config = load_model_config(str(toy))
-    before = getattr(estimate_memory(config_of(toy), model_config, 20), part)
-    assert getattr(estimate_memory(config_of(toy, **tree), model_config, 20), part) < before
+    before = getattr(estimate_for(config_of(toy), model_config, 20), part)
+    assert getattr(estimate_for(config_of(toy, **tree), model_config, 20), part) < before
 
 
 def test_the_machine_is_asked(tmp_path: Path) -> None:

@@ -140,7 +140,10 @@ def test_each_setting_lowers_what_it_is_for(space: Workspace) -> None:
     estimate = planning.plan(config).estimate
     for name, change in planning._changes(config, estimate):
         other = planning.plan(planning._changed(config, [(name, change)])).estimate
-        phase = "rollout" if "max_rows" in name else "update"
+        phase = "rollout" if name.startswith("rollout.") else "update"
+        if name == "rollout.decode_weights=stored":
+            assert "decoding_weights" in estimate.largest and "decoding_weights" not in other.largest
+            continue
         fixed = sum(other.fixed.values()) < sum(estimate.fixed.values())
         assert fixed or other.phases[phase].total < estimate.phases[phase].total, name
 
@@ -155,7 +158,8 @@ def test_room_that_others_take(space: Workspace, monkeypatch: pytest.MonkeyPatch
 def test_help_names_the_exit_codes(bare: Workspace) -> None:
     outcome = bare.run("plan", "--help")
     assert outcome.code == 0
-    assert "Exit codes: 0 it fits; 1 it does not; 2 something to put right." in " ".join(outcome.out.split())
+    exits = "Exit codes: 0 it fits; 1 it does not; 2 something to put right; 130 Ctrl-C."
+    assert exits in " ".join(outcome.out.split())
 
 
 # ----------------------------------------------------------------------------------------------------------- mistakes

@@ -88,6 +88,7 @@ OTHER: dict[str, Any] = {
         "top_p": 0.9,
         "stop": ["\n", "null", "é"],
         "max_rows": 2,
+        "decode_weights": "stored",
     },
     "ppo": {
         "epochs": 3,
@@ -127,7 +128,7 @@ OTHER: dict[str, Any] = {
         "weight_decay": 0.1,
         "max_grad_norm": None,
     },
-    "batch": {"tokens": 100, "packing": "off", "side_by_side": "off"},
+    "batch": {"tokens": 100, "packing": "off", "side_by_side": "on"},
     "checkpoint": {"every": 2, "keep": 1, "best_by": "score/mean"},
     "evaluate": {
         "prompts": "some/data:test",
@@ -288,12 +289,14 @@ def test_an_override_is_read_as_yaml(override: str, key: str, value: Any, tmp_pa
     assert str(found).endswith("a=b.py:f") if value is None and "target" in key else found == value
 
 
-@pytest.mark.parametrize("packing", ["on", "off", "'off'", "auto"])
-def test_on_and_off_are_words(packing: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("key", ["packing", "side_by_side"])
+@pytest.mark.parametrize("word", ["on", "off", "'off'", "auto"])
+def test_on_and_off_are_words(key: str, word: str, tmp_path: Path) -> None:
     """YAML 1.1 reads them as booleans, and the documented value would be refused."""
-    file = write(tmp_path / "c.yaml", f"batch: {{packing: {packing}}}\n")
-    assert load_config(file).batch.packing == packing.strip("'")
-    assert load_config(write(tmp_path / "d.yaml", ""), [f"batch.packing={packing}"]).batch.packing == packing.strip("'")
+    file = write(tmp_path / "c.yaml", f"batch: {{{key}: {word}}}\n")
+    assert getattr(load_config(file).batch, key) == word.strip("'")
+    written = load_config(write(tmp_path / "d.yaml", ""), [f"batch.{key}={word}"])
+    assert getattr(written.batch, key) == word.strip("'")
 
 
 @pytest.mark.parametrize(

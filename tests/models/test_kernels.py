@@ -11,7 +11,6 @@ from torch import Tensor
 
 from surefoot.models.attention import Packed, Padded
 from surefoot.models.kernels import LinearWeights, gated_silu, linear_onto, linears, rms_norm, rotary
-from surefoot.models.pieces import LONGEST, attend_to_pieces, plan_pieces
 from surefoot.models.policy import Lora, load_policy
 from tests.models.oracle_models import folder
 
@@ -76,42 +75,6 @@ def test_linear_maps_and_their_gradients_are_those_of_single_operations(
     expected = torch.autograd.grad(sum((y.sin() * (i + 1)).sum() for i, y in enumerate(theirs)), leaves)
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-13)
-
-
-PIECES: dict[str, tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]] = {
-    "rows": ((3, 9, 4, 1, 9), ()),
-    "one": ((7,), ()),
-    "a tree": ((5, 3, 8, 2, 6, 1), ((), (0,), (0,), (0, 2), (0, 2), ())),
-    "a long row": ((LONGEST + 3, 4, 2), ((), (), (0,))),
-}
-
-
-@pytest.mark.parametrize("name", PIECES)
-def test_attention_over_pieces_is_that_of_each_row_alone(name: str) -> None:
-    lengths, before = PIECES[name]
-    total = sum(lengths)
-    query, key, value = made(1, 4, total, 8), made(1, 2, total, 8, seed=1), made(1, 2, total, 8, seed=2)
-    found = attend_to_pieces(query, key, value, plan_pieces(lengths, before, torch.device("cpu")), 0.3)
-    starts = [sum(lengths[:i]) for i in range(len(lengths))]
-    parts = []
-    for i, length in enumerate(lengths):
-        chain = [*(before[i] if before else ()), i]
-        seen = torch.cat([torch.arange(starts[j], starts[j] + lengths[j]) for j in chain])
-        q = query[:, :, seen[-length:]]
-        k, v = (t[:, :, seen].repeat_interleave(2, dim=1) for t in (key, value))
-        mask = torch.arange(len(seen)) <= torch.arange(len(seen))[-length:, None]
-        scores = (q @ k.transpose(-1, -2) * 0.3).masked_fill(~mask, -torch.inf)
-        parts.append(torch.softmax(scores, dim=-1) @ v)
-    expected = torch.cat(parts, dim=2).transpose(1, 2)
-    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
-    weights = made(*expected.shape, seed=5).detach()
-    leaves = (query, key, value)
-    for a, b in zip(
-        torch.autograd.grad((found.sin() * weights).sum(), leaves),
-        torch.autograd.grad((expected.sin() * weights).sum(), leaves),
-        strict=True,
-    ):
-        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
 
 
 def library_layer(layer: Any, x: Tensor, options: dict[str, Any]) -> Tensor:

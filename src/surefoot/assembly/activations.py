@@ -1,7 +1,7 @@
 """Bytes that come and go while a model is sampled from, read and trained.
 
 The counts follow the code that runs: what the kernels of :mod:`surefoot.models.kernels` save for their backward pass,
-how attention copies pieces into buckets, how many chunks of logits live at a time. Layers that the kernels do not run
+which keys and values attention copies, how many chunks of logits live at a time. Layers that the kernels do not run
 are counted by a rule of thumb.
 """
 
@@ -29,15 +29,14 @@ class LaidSizes:
     Attributes:
         tokens: positions that are laid down; common beginnings once, padding included.
         actions: action tokens.
-        queries, keys: positions in the buckets of attention, copies and padding included.
-        masked: entries of the buckets' masks.
+        joined: keys that are copied to stand before those that continue them, own ones included.
+        masked: entries of the masks of pieces that continue others.
         packed: whether rows lie end to end.
     """
 
     tokens: int
     actions: int
-    queries: int
-    keys: int
+    joined: int
     masked: int
     packed: bool
 
@@ -78,14 +77,12 @@ def kept_by_a_layer(model: TrainedModel, laid: LaidSizes) -> int:
     per_token = 4 * hidden + 2 + 3 * inner
     if shape.normed_heads:
         per_token += queries + keys + shape.heads + shape.key_heads
-    if not laid.packed:
-        # Turned queries and keys, values, what attention found, and its log-sums.
-        per_token += 2 * queries + 2 * keys + shape.heads
-        return laid.tokens * per_token * model.width
-    # What attention found, laid out as the tokens are; in the buckets all of the above.
-    numbers = laid.tokens * (per_token + queries)
-    numbers += laid.queries * (2 * queries + shape.heads) + laid.keys * 2 * keys + laid.masked
-    return numbers * model.width
+    # Turned queries and keys, values, what attention found, and its log-sums.
+    per_token += 2 * queries + 2 * keys + shape.heads
+    if laid.packed:
+        # What attention found once more: of each piece, and end to end.
+        per_token += queries
+    return (laid.tokens * per_token + laid.joined * 2 * keys) * model.width
 
 
 def kept_for_backward(model: TrainedModel, laid: LaidSizes) -> int:
@@ -102,10 +99,11 @@ def kept_for_backward(model: TrainedModel, laid: LaidSizes) -> int:
         if model.ranks and model.kernels:
             # Before the first adapter nothing needs a gradient.
             layers -= states
-    angles = 2 * laid.tokens * shape.per_head * model.width
+    # One for all layers.
+    angles, masks = 2 * laid.tokens * shape.per_head * model.width, laid.masked * model.width
     # The states that action tokens were chosen in: for a frozen output layer and for a value head one each.
     read = model.readers if model.ranks else 1
-    return layers + states + angles + read * laid.actions * shape.hidden * model.width
+    return layers + states + angles + masks + read * laid.actions * shape.hidden * model.width
 
 
 def backward_of_a_layer(model: TrainedModel, laid: LaidSizes) -> int:

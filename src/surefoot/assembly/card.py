@@ -27,6 +27,7 @@ def model_card(config: Config, folder: RunFolder) -> str:
         "|---|---|",
         f"| starting policy | `{config.model.policy}` |",
         f"| trained | {'LoRA adapters (merged here; apart in `adapter/`)' if config.model.lora else 'all weights'} |",
+        *_quantised(config),
         f"| reward | {', '.join(f'{t.name} (weight {t.weight:g})' for t in config.reward.terms)} |",
         f"| steps | {steps[-1]['step'] if steps else 0} |",
         f"| KL to the start | {_kl(steps, evaluations)} |",
@@ -40,12 +41,24 @@ def model_card(config: Config, folder: RunFolder) -> str:
             "| after step | score | interval | prompts |",
         ]
         lines += ["|---|---|---|---|", *(_row(record) for record in evaluations), ""]
+    if config.model.quantize is not None:
+        lines += [
+            f"The adapters were trained on {config.model.quantize} weights. The weights here are those, in full, with",
+            "the adapters folded in: the trained model itself. `adapter/` on the unquantised starting policy is",
+            "another model, by as much as quantising changed it.",
+            "",
+        ]
     lines += [
         "The score is the training reward: it says how well the reward was learned, not how good the answers are.",
         "Evaluate on an independent set before use.",
         "",
     ]
     return "\n".join(lines)
+
+
+def _quantised(config: Config) -> list[str]:
+    kind = config.model.quantize
+    return [] if kind is None else [f"| frozen weights | {kind}, policy and KL's reference alike |"]
 
 
 def _row(record: dict[str, Any]) -> str:

@@ -18,8 +18,8 @@ import torch
 from surefoot.assembly.model_shape import ModelShape
 from surefoot.assembly.models import choose_device
 from surefoot.assembly.phases import Holder, Phase, largest_parts, phases_of
-from surefoot.assembly.roles import POLICY, REWARD, Role, lora_of, role_of, shapes_of, width_of
-from surefoot.assembly.step_sizes import StepSizes, even_prompts, step_sizes
+from surefoot.assembly.roles import POLICY, REWARD, Role, in_full, lora_of, role_of, shapes_of, width_of
+from surefoot.assembly.step_sizes import StepSizes, step_sizes
 from surefoot.config import Config
 
 PROCESS_BYTES: Final = 430 * 10**6
@@ -35,7 +35,8 @@ class Estimate:
     Attributes:
         process: before any weights.
         roles: policy, critic or value head, reference, each reward model.
-        phases: rollout, score, update, evaluate (where held-out prompts are known), save.
+        phases: rollout, score, update, evaluate (where held-out prompts are known), load (where models are quantised),
+            save.
         largest: the most bytes of each part that comes and goes in a step.
         sizes: of the step that it was made for.
         checkpoint, model: bytes on disk of a checkpoint and of the aligned model.
@@ -78,7 +79,7 @@ class Estimate:
 
     @property
     def training(self) -> int:
-        """The peak of all phases but ``save``: of a run before its first checkpoint."""
+        """The peak of all phases but ``save``: of a run before its model is saved."""
         return self.peak(name for name in self.phases if name != "save")
 
     def peak(self, phases: Iterable[str]) -> int:
@@ -107,17 +108,6 @@ class Estimate:
         }
 
 
-def estimate_memory(config: Config, model_config: Any, longest_prompt: int) -> Estimate:
-    """Estimate the memory of a run with prompts of one length.
-
-    Args:
-        config: the run.
-        model_config: the policy's transformers config.
-        longest_prompt: in tokens.
-    """
-    return memory_for(config, model_config, even_prompts(config, longest_prompt))
-
-
 def memory_for(
     config: Config, model_config: Any, prompts: Sequence[Sequence[int]], held_out: Sequence[Sequence[int]] = ()
 ) -> Estimate:
@@ -143,7 +133,7 @@ def memory_for(
         largest=largest_parts(run, sizes),
         sizes=sizes,
         checkpoint=3 * trained,
-        model=roles[POLICY].parameters,
+        model=max(roles[POLICY].parameters, in_full(config, shapes[POLICY])),
         counts={"parameters": parameters, "trained": trained // (width if lora is None else max(width, 4))},
     )
 

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
-from transformers.pytorch_utils import Conv1D
 
 from surefoot.models.layers import is_known, window_of
+from surefoot.models.load import library_faults
+from surefoot.models.quantise import linear_layers, sizes_of
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,14 @@ def _targeted(name: str, targets: str | list[str]) -> bool:
 
 
 def shape_of(model_config: Any, *, trust_remote_code: bool = False) -> ModelShape:
-    """Measure the model that a transformers config describes."""
-    with torch.device("meta"):
+    """Measure the model that a transformers config describes.
+
+    Raises:
+        ModelError: it describes none.
+    """
+    folder = str(getattr(model_config, "name_or_path", "") or "the model's config")
+    hint = "config.json must be that of a causal language model that transformers knows"
+    with library_faults("the config describes no model that could be built", folder, hint), torch.device("meta"):
         model = AutoModelForCausalLM.from_config(model_config, trust_remote_code=trust_remote_code)
     text = model_config.get_text_config()
     hidden, heads = int(text.hidden_size), int(text.num_attention_heads)
@@ -83,7 +90,7 @@ def shape_of(model_config: Any, *, trust_remote_code: bool = False) -> ModelShap
         per_head=int(getattr(text, "head_dim", None) or hidden // heads),
         parameters=_count(model),
         trunk=_count(model.base_model),
-        maps=_maps(model),
+        maps={name: sizes_of(layer) for name, layer in linear_layers(model).items()},
         kernels=len(known) == layers and all(window_of(layer.self_attn) is None for layer in known),
         normed_heads=bool(known) and hasattr(known[0].self_attn, "q_norm"),
     )
@@ -91,16 +98,3 @@ def shape_of(model_config: Any, *, trust_remote_code: bool = False) -> ModelShap
 
 def _count(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
-
-
-def _maps(model: Any) -> dict[str, tuple[int, int]]:
-    output = model.get_output_embeddings()
-    found = {}
-    for name, module in model.named_modules():
-        if module is output:
-            continue
-        if isinstance(module, nn.Linear):
-            found[name] = (module.out_features, module.in_features)
-        elif isinstance(module, Conv1D):
-            found[name] = (int(module.weight.shape[1]), int(module.weight.shape[0]))
-    return found

@@ -11,12 +11,11 @@ from surefoot import algo
 from surefoot.config import Config
 from surefoot.errors import ConfigError
 from surefoot.models.critic import SeparateCritic, SharedCritic, load_critic, shared_critic
-from surefoot.models.load import load_causal_lm
-from surefoot.models.lora import is_adapter
 from surefoot.models.policy import CausalPolicy, FrozenReference, Lora, StartingReference, has_tokenizer, load_policy
 from surefoot.models.scoring import BatchPlan
 from surefoot.models.tokenizer import TextCodec, VocabularyPlan, load_codec
 from surefoot.parallel.rng import derive_seed
+from surefoot.rollout import Sampling
 from surefoot.training.critic_update import ServedCritic
 from surefoot.training.optimizer import Optimizer
 from surefoot.training.update import Learner
@@ -59,6 +58,7 @@ def build_policy(cfg: Config, vocabulary: VocabularyPlan, device: torch.device) 
         seed=derive_seed(cfg.run.seed, "init", index=0),
         trust_remote_code=cfg.model.trust_remote_code,
         gradient_checkpointing=cfg.model.gradient_checkpointing,
+        quantize=cfg.model.quantize,
         **vocabulary_options(vocabulary),
     )
 
@@ -66,6 +66,17 @@ def build_policy(cfg: Config, vocabulary: VocabularyPlan, device: torch.device) 
 def vocabulary_options(vocabulary: VocabularyPlan) -> dict[str, Any]:
     """What a model must know of the tokenizer's vocabulary."""
     return {"rows_needed": vocabulary.rows_needed, "banned": vocabulary.banned_ids}
+
+
+def build_sampling(cfg: Config, codec: TextCodec) -> Sampling:
+    """How a step draws tokens."""
+    return Sampling(
+        max_new_tokens=cfg.rollout.max_new_tokens,
+        stop_ids=codec.stop_ids,
+        stop_strings=tuple(cfg.rollout.stop),
+        max_rows=cfg.rollout.max_rows,
+        laid_out=cfg.rollout.decode_weights == "laid_out",
+    )
 
 
 def build_reference(
@@ -76,16 +87,16 @@ def build_reference(
         return StartingReference(policy)
     source = cfg.model.reference or cfg.model.policy
     assert source is not None
-    common: dict[str, Any] = {
-        "temperature": cfg.rollout.temperature,
-        "dtype": cfg.model.dtype,
-        "device": str(device),
-        "trust_remote_code": cfg.model.trust_remote_code,
+    policy_of_source = load_policy(
+        source,
+        temperature=cfg.rollout.temperature,
+        dtype=cfg.model.dtype,
+        device=str(device),
+        trust_remote_code=cfg.model.trust_remote_code,
+        quantize=cfg.model.quantize,
         **vocabulary_options(vocabulary),
-    }
-    if is_adapter(source):
-        return FrozenReference(load_policy(source, **common).lm, batch_plan(cfg))
-    return FrozenReference(load_causal_lm(source, **common), batch_plan(cfg))
+    )
+    return FrozenReference(policy_of_source.lm, batch_plan(cfg))
 
 
 def build_critic(cfg: Config, policy: CausalPolicy, device: torch.device) -> SeparateCritic | SharedCritic:
@@ -104,6 +115,7 @@ def build_separate_critic(cfg: Config, device: torch.device) -> SeparateCritic:
         seed=derive_seed(cfg.run.seed, "init", index=1),
         trust_remote_code=cfg.model.trust_remote_code,
         gradient_checkpointing=cfg.model.gradient_checkpointing,
+        quantize=cfg.model.quantize,
     )
 
 

@@ -18,10 +18,22 @@ from surefoot.assembly.activations import (
     logits_at_a_time,
 )
 from surefoot.assembly.model_shape import ModelShape
-from surefoot.assembly.roles import CRITIC, POLICY, REFERENCE, VALUE_HEAD, Role, lora_of, width_of
+from surefoot.assembly.roles import (
+    CRITIC,
+    POLICY,
+    REFERENCE,
+    REWARD,
+    VALUE_HEAD,
+    Role,
+    in_full,
+    lora_of,
+    made_for_use,
+    width_of,
+)
 from surefoot.assembly.step_sizes import StepSizes
 from surefoot.config import Config
 from surefoot.rollout.decoding import PREFILL_TOKENS
+from surefoot.training.update import side_by_side
 
 
 @dataclass(frozen=True)
@@ -74,7 +86,9 @@ def phases_of(run: Holder, sizes: StepSizes, held_out: Sequence[int] = ()) -> di
     }
     if held_out:
         phases["evaluate"] = _fullest(_evaluate(run, held_out), **holes)
-    # Copies of the moments are of the gradients' sizes and fit into what those left.
+    if run.config.model.quantize is not None:
+        phases["load"] = _fullest(_load(run))
+    # What is read again is of the gradients' sizes and fits into what those left.
     return phases | {"save": _fullest(_save(run))}
 
 
@@ -100,7 +114,8 @@ def _freed_gradients(run: Holder) -> dict[str, int]:
     """
     if run.device.type != "cpu":
         return {}
-    return {"freed_gradients": max(role.gradients for role in run.roles.values())}
+    gradients = [role.gradients for role in run.roles.values()]
+    return {"freed_gradients": sum(gradients) if _side_by_side(run) else max(gradients)}
 
 
 def _rollout(run: Holder, sizes: StepSizes) -> Iterable[Phase]:
@@ -120,9 +135,14 @@ def _decoding(run: Holder, rows: int, longest: int, prefill: int) -> Iterable[Ph
     shape, width = run.shapes[POLICY], width_of(run.config)
     adapted = lora_of(run.config, POLICY) is not None
     cache = cache_bytes(shape, rows, longest, width)
-    yield Phase("prompts", {"cache": cache, "activations": layer_in_passing(shape, prefill, width)})
-    weights = decoding_weights(shape, rows, width, run.device, adapted=adapted)
-    yield Phase("", {"decoding_weights": weights, "cache": cache, "logits": drawing_bytes(shape, rows, width)})
+    made = _made(run, POLICY)
+    yield Phase("prompts", {"cache": cache, "activations": layer_in_passing(shape, prefill, width), **made})
+    drawing = {"cache": cache, "logits": drawing_bytes(shape, rows, width)}
+    if run.config.rollout.decode_weights == "laid_out":
+        weights = decoding_weights(shape, rows, width, run.device, adapted=adapted)
+        yield Phase("", {"decoding_weights": weights, **drawing})
+    else:
+        yield Phase("", {**drawing, **made})
 
 
 def _score(run: Holder, sizes: StepSizes) -> Iterable[Phase]:
@@ -132,7 +152,7 @@ def _score(run: Holder, sizes: StepSizes) -> Iterable[Phase]:
     for name, shape in run.shapes.items():
         if name == VALUE_HEAD:
             continue
-        yield Phase(name, {"activations": layer_in_passing(shape, laid.tokens, width)})
+        yield Phase(name, {"activations": layer_in_passing(shape, laid.tokens, width), **_made(run, name)})
         if name in (POLICY, REFERENCE):
             states = (laid.tokens + laid.actions) * shape.hidden * width
             # The policy's entropies are read too.
@@ -142,28 +162,44 @@ def _score(run: Holder, sizes: StepSizes) -> Iterable[Phase]:
 
 
 def _update(run: Holder, sizes: StepSizes) -> Iterable[Phase]:
-    """Policy and critic are trained one after the other, and gradients are dropped in between.
+    """Policy and critic are trained side by side, or one after the other with gradients dropped in between."""
+    names = [name for name in (POLICY, CRITIC) if name in run.roles]
+    moments = {name: list(_update_of(run, sizes, name)) for name in names}
+    if _side_by_side(run):
+        fullest = [max(of_one, key=lambda phase: phase.total) for of_one in moments.values()]
+        parts: dict[str, int] = {}
+        for phase in fullest:
+            parts |= {part: size + parts.get(part, 0) for part, size in phase.parts.items()}
+        yield Phase(" and ".join(names), parts)
+    else:
+        for of_one in moments.values():
+            yield from of_one
 
-    A model's gradients count in full from the first on. With several micro-batches they are there; with one they come
-    while activations go, but seldom fit into the holes that those leave (measured).
+
+def _side_by_side(run: Holder) -> bool:
+    return CRITIC in run.roles and side_by_side(run.config, run.device)
+
+
+def _update_of(run: Holder, sizes: StepSizes, name: str) -> Iterable[Phase]:
+    """One model's moments.
+
+    Its gradients count in full from the first on. With several micro-batches they are there; with one they come while
+    activations go, but seldom fit into the holes that those leave (measured).
     """
     config, laid = run.config, sizes.training
     scaled, entropy = config.rollout.temperature != 1, config.ppo.entropy_coef > 0
-    for name in (POLICY, CRITIC):
-        if name not in run.roles:
-            continue
-        model = trained_model(run, name)
-        heads = run.roles[VALUE_HEAD].gradients if name == POLICY and VALUE_HEAD in run.roles else 0
-        gradients = run.roles[name].gradients + heads
-        kept = {"activations": kept_for_backward(model, laid), "gradients": gradients}
-        if name == POLICY:
-            logits = logits_at_a_time(model.shape, laid.actions, model.width, scaled=scaled, entropy=entropy)
-            yield Phase(name, {**kept, "logits": logits})
-        yield Phase(name, {**kept, "passing_gradients": backward_of_a_layer(model, laid)})
-        if not model.ranks:
-            # The embedding's gradient comes last, beside that of an output layer tied to it.
-            embedding = model.shape.vocabulary * model.shape.hidden * model.width
-            yield Phase(name, {"gradients": gradients, "passing_gradients": embedding})
+    model = trained_model(run, name)
+    heads = run.roles[VALUE_HEAD].gradients if name == POLICY and VALUE_HEAD in run.roles else 0
+    gradients = run.roles[name].gradients + heads
+    kept = {"activations": kept_for_backward(model, laid), "gradients": gradients, **_made(run, name)}
+    if name == POLICY:
+        logits = logits_at_a_time(model.shape, laid.actions, model.width, scaled=scaled, entropy=entropy)
+        yield Phase(name, {**kept, "logits": logits})
+    yield Phase(name, {**kept, "passing_gradients": backward_of_a_layer(model, laid)})
+    if not model.ranks:
+        # The embedding's gradient comes last, beside that of an output layer tied to it.
+        embedding = model.shape.vocabulary * model.shape.hidden * model.width
+        yield Phase(name, {"gradients": gradients, "passing_gradients": embedding})
 
 
 def trained_model(run: Holder, name: str) -> TrainedModel:
@@ -180,7 +216,24 @@ def trained_model(run: Holder, name: str) -> TrainedModel:
     )
 
 
+def _made(run: Holder, name: str) -> dict[str, int]:
+    """A quantised weight in full, one at a time, by name; reward models are not quantised."""
+    if run.config.model.quantize is None or name.startswith(REWARD):
+        return {}
+    return {"weight_in_use": made_for_use(run.config, run.shapes[name])}
+
+
+def _load(run: Holder) -> Iterable[Phase]:
+    """Models are read in full into the main memory, one after the other; a GPU sees one layer of them at a time."""
+    size_of = in_full if run.device.type == "cpu" else made_for_use
+    for name in (POLICY, CRITIC, REFERENCE):
+        if name in run.roles:
+            yield Phase(name, {"model_in_full": size_of(run.config, run.shapes[name])})
+
+
 def _save(run: Holder) -> Iterable[Phase]:
-    """A checkpoint copies the optimizers' state; the aligned model is read again to prove it."""
-    yield Phase("checkpoint", {"optimizer_copies": sum(role.optimizer for role in run.roles.values())})
-    yield Phase("model", {"model_copy": run.roles[POLICY].parameters})
+    """A checkpoint is written from where everything lies; the aligned model is read again to prove it."""
+    in_files = run.roles[POLICY].parameters
+    if run.config.model.quantize is not None:
+        in_files = in_full(run.config, run.shapes[POLICY])
+    yield Phase("model", {"model_copy": in_files})

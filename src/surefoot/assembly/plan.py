@@ -168,6 +168,10 @@ def _changes(config: Config, estimate: Estimate) -> Iterator[Change]:
     if config.model.lora is None:
         lora = LoraSection()
         yield f"model.lora.rank={lora.rank}", ("model", {"lora": lora})
+    if config.model.lora is not None and config.model.quantize is None:
+        yield "model.quantize=int8", ("model", {"quantize": "int8"})
+    if config.rollout.decode_weights != "stored":
+        yield "rollout.decode_weights=stored", ("rollout", {"decode_weights": "stored"})
     if config.critic.kind != "shared":
         yield "critic.kind=shared", ("critic", {"kind": "shared", "init": "policy"})
     if rows < sizes.rows:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import torch
 
-from surefoot.assembly.memory import Estimate, estimate_memory, free_disk, memory_of
+from surefoot.assembly.memory import Estimate, free_disk, memory_for, memory_of
 from surefoot.assembly.mistakes import common_mistakes
 from surefoot.assembly.models import choose_device
 from surefoot.assembly.preflight_identities import check_identities, start_of
@@ -117,6 +117,12 @@ def _check_machine(config: Config, verdicts: Verdicts) -> Config:
         verdicts.problem(
             "machine/packages", "track.tensorboard needs the package 'tensorboard'", "pip install 'surefoot[track]'"
         )
+    if config.model.quantize == "nf4" and importlib.util.find_spec("bitsandbytes") is None:
+        verdicts.problem(
+            "machine/packages",
+            "model.quantize: nf4 needs the package 'bitsandbytes'",
+            "pip install 'surefoot[quantize]'",
+        )
     return config
 
 
@@ -182,20 +188,22 @@ def _check_columns(config: Config, reward: CompositeReward | None, text: Text, v
 
 def _fits(config: Config, model_config: Any, text: Text, verdicts: Verdicts) -> bool:
     """Say what the run will need; whether loading the models alone can be tried."""
-    longest = text.prompts.counts["longest"]
-    estimate = verdicts.attempt("machine/memory", lambda: estimate_memory(config, model_config, longest))
+    prompts = [prompt.tokens for prompt in text.prompts.prompts]
+    held_out = [] if text.held_out is None else [prompt.tokens for prompt in text.held_out.prompts]
+    estimate = verdicts.attempt("machine/memory", lambda: memory_for(config, model_config, prompts, held_out))
     if estimate is None:
         return False
     free, total = memory_of(choose_device(config.run.device))
     counts = estimate.counts
     verdicts.ok("model/size", f"{counts['parameters']:,} parameters, {counts['trained']:,} of them trained", **counts)
-    parts = {**estimate.fixed, "rollout": estimate.rollout, "update": estimate.update}
+    fixed, passing = estimate.fixed, {name: phase.total for name, phase in estimate.phases.items()}
+    parts = {**fixed, estimate.fullest: passing[estimate.fullest]}
     what = (
         f"about {estimate.total / GB:.2g} GB at most (an estimate: "
         + ", ".join(f"{name} {size / GB:.2f}" for name, size in parts.items() if size >= GB / 100)
         + f"); {free / GB:.3g} of {total / GB:.3g} GB are free"
     )
-    evidence = {**parts, "total": estimate.total, "free": free, "machine": total}
+    evidence = {**fixed, **passing, "total": estimate.total, "free": free, "machine": total}
     if estimate.total > total:
         verdicts.problem("machine/memory", what, f"it does not fit; {HELPS}", **evidence)
     elif estimate.total > free:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
 
+from surefoot.assembly.models import build_sampling
 from surefoot.assembly.preflight_tokenizer import closes_with_stop
 from surefoot.assembly.verdicts import Verdicts
 from surefoot.config import Config
@@ -17,7 +18,7 @@ from surefoot.models.batching import micro_batches
 from surefoot.models.policy import CausalPolicy
 from surefoot.models.tokenizer import TextCodec
 from surefoot.records import Prompt, Rollout, StopReason
-from surefoot.rollout import NativeEngine, Sampling
+from surefoot.rollout import NativeEngine
 
 PROMPTS: Final = 8
 RESPONSES: Final = 16
@@ -45,12 +46,7 @@ class Samples:
 def sample(config: Config, policy: CausalPolicy, codec: TextCodec, prompts: Sequence[Prompt]) -> Samples:
     """Sample as training will, a few prompts and a limited length."""
     new_tokens = min(config.rollout.max_new_tokens, NEW_TOKENS)
-    sampling = Sampling(
-        max_new_tokens=new_tokens,
-        stop_ids=codec.stop_ids,
-        stop_strings=tuple(config.rollout.stop),
-        max_rows=config.rollout.max_rows,
-    )
+    sampling = replace(build_sampling(config, codec), max_new_tokens=new_tokens)
     each = max(2, RESPONSES // len(prompts[:PROMPTS]))
     engine = NativeEngine(policy, sampling, codec, samples_per_prompt=each, purpose="samples")
     start = time.perf_counter()

@@ -11,6 +11,7 @@ from surefoot.assembly.models import critic_source
 from surefoot.config import Config
 from surefoot.models.load import DTYPES, load_model_config, read_json
 from surefoot.models.lora import base_of_adapter, is_adapter
+from surefoot.models.quantise import stored_bytes
 
 POLICY, CRITIC, VALUE_HEAD, REFERENCE, REWARD = "policy", "critic", "value head", "reference", "reward"
 
@@ -103,13 +104,35 @@ def role_of(config: Config, name: str, shape: ModelShape) -> Role:
     if name == VALUE_HEAD:
         return Role(head, head)
     if name == REFERENCE:
-        return Role(shape.parameters * width)
+        return Role(shape.parameters * width - _saved_by_quantising(config, shape))
     if name.startswith(REWARD):
         return Role((shape.trunk + shape.hidden) * width)
     critic = name == CRITIC
     weights, extra = (shape.trunk if critic else shape.parameters) * width, head if critic else 0
+    weights -= _saved_by_quantising(config, shape)
     lora = lora_of(config, name)
     if lora is None:
         return Role(weights + extra, weights + extra)
     adapter = lora.parameters(shape) * wide
     return Role(weights + lora.copies * adapter + extra, adapter + extra)
+
+
+def _saved_by_quantising(config: Config, shape: ModelShape) -> int:
+    kind, width = config.model.quantize, width_of(config)
+    if kind is None:
+        return 0
+    return sum(
+        outputs * inputs * width - stored_bytes(kind, outputs, inputs, width) for outputs, inputs in shape.maps.values()
+    )
+
+
+def made_for_use(config: Config, shape: ModelShape) -> int:
+    """Bytes of the largest weight that is made anew for each use; 0 where none is."""
+    if config.model.quantize is None:
+        return 0
+    return max((outputs * inputs for outputs, inputs in shape.maps.values()), default=0) * width_of(config)
+
+
+def in_full(config: Config, shape: ModelShape) -> int:
+    """Bytes of a model as it is in files: not quantised."""
+    return shape.parameters * width_of(config)

@@ -116,7 +116,7 @@ def _largest(config: Config, rows: list[IntArray], minibatches: Sequence[Sequenc
         for minibatch in minibatches
         for sizes in _micro_batches(config, [rows[i] for i in minibatch], packed=packed)
     ]
-    return max(found, key=lambda sizes: (sizes.tokens, sizes.masked))
+    return max(found, key=lambda sizes: (sizes.tokens, sizes.joined))
 
 
 def _micro_batches(config: Config, rows: list[IntArray], *, packed: bool) -> Iterator[LaidSizes]:
@@ -124,8 +124,14 @@ def _micro_batches(config: Config, rows: list[IntArray], *, packed: bool) -> Ite
         laid = pack([rows[i] for i in group]) if packed else pad([rows[i] for i in group])
         actions, tokens = len(group) * config.rollout.max_new_tokens, int(laid.ids.size)
         if not isinstance(laid.layout, Packed):
-            yield LaidSizes(tokens, actions, tokens, tokens, 0, packed=False)
+            yield LaidSizes(tokens, actions, joined=0, masked=0, packed=False)
             continue
-        plan = laid.layout.plan(torch.device("cpu"))
-        masked = sum(b.rows * b.queries * b.keys for b in plan.buckets if b.mask is not None)
-        yield LaidSizes(tokens, actions, len(plan.queries.source), len(plan.keys.source), masked, packed=True)
+        seen = _continuing(laid.layout)
+        joined, masked = sum(keys for _, keys in seen), sum(queries * keys for queries, keys in set(seen))
+        yield LaidSizes(tokens, actions, joined, masked, packed=True)
+
+
+def _continuing(layout: Packed) -> list[tuple[int, int]]:
+    """Of the pieces that continue others the tokens, and those that they see."""
+    own, pairs = layout.lengths, zip(layout.lengths, layout.before, strict=True)
+    return [(length, length + sum(own[i] for i in before)) for length, before in pairs if before]

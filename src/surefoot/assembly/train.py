@@ -18,12 +18,14 @@ from surefoot.assembly.models import (
     build_learner,
     build_policy,
     build_reference,
+    build_sampling,
     check_critic_vocabulary,
     check_reference_vocabulary,
     choose_device,
     critic_source,
 )
 from surefoot.assembly.plan import predicted
+from surefoot.assembly.resuming import earlier_lineage, resume_run, threads_of
 from surefoot.assembly.rewards import build_reward, required_columns
 from surefoot.assembly.services import bind_run, connect_critic, served_critic
 from surefoot.config import Config, dump_config, require
@@ -32,7 +34,7 @@ from surefoot.data.order import PromptOrder
 from surefoot.data.prompts import PromptSet, prepare_prompts
 from surefoot.data.reading import read_rows
 from surefoot.envs import SingleTurn
-from surefoot.errors import ConfigError, RunError, RunFolderError
+from surefoot.errors import ConfigError, RunError
 from surefoot.models.critic import SeparateCritic, SharedCritic
 from surefoot.models.load import context_length, load_model_config
 from surefoot.models.lora import base_of_adapter, is_adapter
@@ -47,7 +49,7 @@ from surefoot.records import Lineage
 from surefoot.rewards import CompositeReward, ScoreNormaliser
 from surefoot.rewards.model import ModelReward
 from surefoot.rewards.remote import RemoteReward
-from surefoot.rollout import NativeEngine, Sampling
+from surefoot.rollout import NativeEngine
 from surefoot.serving.remote_critic import RemoteCritic
 from surefoot.serving.scorer import ServiceScorer
 from surefoot.training.checkpoint import CheckpointStore
@@ -60,12 +62,10 @@ from surefoot.training.lineage import (
     describe_function,
     describe_input,
     lineage_warnings,
-    read_lineage,
     write_lineage,
 )
 from surefoot.training.memory_report import MemoryReport
 from surefoot.training.run_folder import RunFolder
-from surefoot.training.run_status import RunStatus
 from surefoot.training.step import Parts
 from surefoot.training.trainer import Job, RunResult, Trainer
 
@@ -106,8 +106,8 @@ def train(config: Config, *, resume: bool = False, display: Display | None = Non
     require(config, "train")
     refuse_float16(config)
     keep_freed_memory()
-    earlier = _earlier_lineage(_folder_of(config).path) if resume else None
-    with exact_arithmetic(config.run.threads or _threads_of(earlier)):
+    earlier = earlier_lineage(_folder_of(config)) if resume else None
+    with exact_arithmetic(config.run.threads or threads_of(earlier)):
         inputs = read_inputs(config)
         try:
             return _run(config, inputs, earlier, resume=resume, display=display or choose_display())
@@ -211,12 +211,7 @@ def build_parts(config: Config, inputs: Inputs) -> Parts:
     mode = config.reward.normalise
     engine = NativeEngine(
         policy,
-        Sampling(
-            max_new_tokens=config.rollout.max_new_tokens,
-            stop_ids=inputs.codec.stop_ids,
-            stop_strings=tuple(config.rollout.stop),
-            max_rows=config.rollout.max_rows,
-        ),
+        build_sampling(config, inputs.codec),
         inputs.codec,
         samples_per_prompt=config.rollout.samples_per_prompt,
         value_head=critic.head if isinstance(critic, SharedCritic) else None,
@@ -280,54 +275,19 @@ def _run(config: Config, inputs: Inputs, earlier: Lineage | None, *, resume: boo
         )
         trainer = Trainer(job)
         if resume:
-            store.clean()
-            refuse_lost_checkpoints(folder, store)
-            step = trainer.restore()
-            for board in boards:
-                board.resume_step = step or None
-            display.note(_resumed(folder.path.absolute(), step, begun=begun, done=len(folder.read_metrics())))
+            display.note(resume_run(trainer, boards, begun=begun))
         result = trainer.run(warnings=warnings)
-        moved = [name for name, digest in frozen_digests(parts, inputs.reward).items() if digest != frozen[name]]
-        if moved:
-            raise RunError(
-                f"what must not change changed during the run: {', '.join(moved)}",
-                hint="the run's numbers mean nothing; please report this as a bug",
-            )
+        _refuse_moved(frozen, frozen_digests(parts, inputs.reward))
         return result
 
 
-def refuse_lost_checkpoints(folder: RunFolder, store: CheckpointStore) -> None:
-    """A run that has had checkpoints is not started over in silence: its records would be written over.
-
-    Raises:
-        RunFolderError: no checkpoint can be read, and there are some, or the run is finished.
-    """
-    if store.latest() is not None:
-        return
-    damaged = sorted(path.name for path in store.folder.glob("step-*"))
-    if damaged:
-        raise RunFolderError(
-            "none of the run's checkpoints can be read, and starting over would write over its records",
-            got=f"{store.folder}: {', '.join(damaged[:5])}",
-            hint="put a whole checkpoint back; to start over, choose another run.name or remove the folder",
+def _refuse_moved(before: Mapping[str, str], after: Mapping[str, str]) -> None:
+    moved = [name for name, digest in after.items() if digest != before[name]]
+    if moved:
+        raise RunError(
+            f"what must not change changed during the run: {', '.join(moved)}",
+            hint="the run's numbers mean nothing; please report this as a bug",
         )
-    state = folder.last_status()
-    if folder.model.is_dir() or (state is not None and state.status is RunStatus.FINISHED):
-        raise RunFolderError(
-            "the run is finished and its checkpoints are gone, so it cannot go on",
-            got=str(folder.path),
-            hint="choose another run.name to run it again",
-        )
-
-
-def _resumed(folder: Path, step: int, *, begun: bool, done: int) -> str:
-    """What ``--resume`` found, in a line."""
-    if not begun:
-        return f"there is no run folder {folder} yet: starting at step 1"
-    again = f"; steps {step + 1} to {done} are done again" if done > step else ""
-    if step == 0:
-        return f"no whole checkpoint in {folder}: starting at step 1{again}"
-    return f"resumed from {folder / 'checkpoints' / f'step-{step}'}{again}"
 
 
 def frozen_digests(parts: Parts, reward: CompositeReward) -> dict[str, str]:
@@ -392,16 +352,6 @@ def describe_run(config: Config, inputs: Inputs, frozen: Mapping[str, str]) -> L
 def _save_model(config: Config, inputs: Inputs, parts: Parts, folder: RunFolder, target: Path) -> None:
     card = model_card(config, folder)
     save_policy(parts.learner.policy, target, save_tokenizer=inputs.codec.save, card=card)
-
-
-def _earlier_lineage(path: Path) -> Lineage | None:
-    file = path / "lineage.json"
-    return read_lineage(file) if file.is_file() else None
-
-
-def _threads_of(lineage: Lineage | None) -> int | None:
-    threads = lineage.machine.get("threads") if lineage is not None else None
-    return int(threads) if threads else None
 
 
 def missing_columns(required: Sequence[str], prompts: PromptSet) -> list[str]:

@@ -1,154 +1,43 @@
 """The entry point: commands, and errors in one paragraph.
 
 Exit codes: 0 done; 2 something to put right in config, data or models (nothing was written); 3 trouble in a run (the
-last checkpoint is whole); 130 and 143 ended by Ctrl-C or SIGTERM, with a checkpoint.
+last checkpoint is whole); 130 and 143 ended by Ctrl-C or SIGTERM, a run with a checkpoint.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from enum import StrEnum
-from pathlib import Path
-from typing import Annotated
 
-import typer
-
+from surefoot.cli.interrupts import STOPPED_EXIT, CtrlC
 from surefoot.errors import RunError, SurefootError
-from surefoot.parallel.allocator import keep_freed_memory
-
-EXITS = "Exit codes: 0 done; 2 something to put right, nothing was written"
-RUN_EXITS = f"{EXITS}; 3 trouble in the run, its last checkpoint is whole; 130, 143 ended by Ctrl-C or SIGTERM."
-PLAN_EXITS = "Exit codes: 0 it fits; 1 it does not; 2 something to put right. Nothing is ever written."
-SERVE_EXITS = (
-    "Exit codes: 0 ended by SIGTERM or Ctrl-C, requests under way were answered; 2 something to put right; "
-    "3 what stands in the journal cannot be applied; 130, 143 ended at once by a second signal. Nothing is ever lost."
-)
-CHECK_EXITS = "Exit codes: 0 no problem (there may be warnings); 2 a problem. Nothing is ever written."
-
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    help="PPO for language models: right, resumable, explained.",
-    epilog=RUN_EXITS,
-)
-runs_app = typer.Typer(no_args_is_help=True, help="Look at run folders.", epilog=f"{EXITS}.")
-app.add_typer(runs_app, name="runs")
-
-ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="The YAML config; docs/config.md has every key.")]
-Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="SECTION.KEY=VALUE", help="Keys to set, as ppo.kl.coef=0.02.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to stdout, for programs.")]
-
-
-class LogKind(StrEnum):
-    """How a service logs."""
-
-    JSON = "json"
-    TEXT = "text"
-
-
-@app.command(epilog=RUN_EXITS)
-def train(
-    config: ConfigPath,
-    overrides: Overrides = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the run folder's last checkpoint.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Align a model with PPO, as the config says."""
-    from surefoot.cli.train import run_train
-
-    raise typer.Exit(run_train(config, overrides or [], resume=resume, as_json=as_json))
-
-
-@app.command(epilog=CHECK_EXITS)
-def check(config: ConfigPath, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Try a config out in seconds: what would otherwise be found after hours.
-
-    Tokens, template and lengths, the reward on real samples, step-0 identities, memory, common mistakes.
-    """
-    from surefoot.cli.check import run_check
-
-    raise typer.Exit(run_check(config, overrides or [], as_json=as_json))
-
-
-@app.command(epilog=PLAN_EXITS)
-def plan(config: ConfigPath, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """How much memory a run will need, by role and by phase, before anything is loaded."""
-    from surefoot.cli.plan import run_plan
-
-    raise typer.Exit(run_plan(config, overrides or [], as_json=as_json))
-
-
-@app.command(epilog=SERVE_EXITS)
-def serve(
-    config: ConfigPath,
-    overrides: Overrides = None,
-    host: Annotated[str | None, typer.Option("--host", help="Instead of serve.host.")] = None,
-    port: Annotated[int | None, typer.Option("--port", help="Instead of serve.port; 0: any that is free.")] = None,
-    log: Annotated[LogKind, typer.Option("--log", help="json: an object a line; text: for people.")] = LogKind.JSON,
-) -> None:
-    """Serve the critic, the reward model or both to trainers, as the config's section serve says.
-
-    Prints the address on stdout once it listens. The critic's state and its journal are in serve.dir.
-    """
-    from surefoot.cli.serve import run_serve
-
-    raise typer.Exit(run_serve(config, overrides or [], host=host, port=port, log=log.value))
-
-
-@app.command(epilog=RUN_EXITS)
-def quickstart(
-    size: Annotated[
-        str, typer.Option("--size", help="full, or tiny: a toy of a minute that needs no download.")
-    ] = "full",
-    folder: Annotated[Path, typer.Option("--dir", help="Where the run folder goes.")] = Path("runs"),
-) -> None:
-    """Align a real model on this machine's CPU in minutes, explained as it goes."""
-    from surefoot.cli.quickstart import run_quickstart
-
-    raise typer.Exit(run_quickstart(size=size, folder=folder))
-
-
-RunsDir = Annotated[Path, typer.Argument(metavar="DIR", help="The folder that holds run folders, or one of them.")]
-
-
-@runs_app.command("list", epilog=f"{EXITS}.")
-def runs_list(folder: RunsDir = Path("runs"), as_json: AsJson = False) -> None:
-    """The runs in a folder: how each stands, its last step and its scores."""
-    from surefoot.cli.runs import list_runs
-
-    raise typer.Exit(list_runs(folder, as_json=as_json))
-
-
-@runs_app.command("compare", epilog=f"{EXITS}.")
-def runs_compare(
-    first: Annotated[Path, typer.Argument(metavar="RUN_A", help="A run folder.")],
-    second: Annotated[Path, typer.Argument(metavar="RUN_B", help="Another one.")],
-    as_json: AsJson = False,
-) -> None:
-    """Two runs side by side: what differs in config and inputs, and how the metrics ended."""
-    from surefoot.cli.runs import compare_runs
-
-    raise typer.Exit(compare_runs(first, second, as_json=as_json))
 
 
 def main() -> None:
-    """Run a command; a user's mistake is one paragraph, never a traceback."""
+    """Run a command; a user's mistake is one paragraph and Ctrl-C one line, never a traceback."""
+    with CtrlC() as ctrl_c:
+        try:
+            _run_command()
+        except BaseException as error:
+            line = ctrl_c.line(error)
+            if line is not None:
+                sys.stderr.write(f"{line}\n")
+                raise SystemExit(STOPPED_EXIT) from None
+            if not isinstance(error, SurefootError):
+                raise
+            sys.stderr.write(_paragraph(error))
+            raise SystemExit(error.exit_code) from None
+
+
+def _run_command() -> None:
+    # Imported here, since it takes a while, and Ctrl-C may come by then.
+    from surefoot.cli.commands import app
+    from surefoot.parallel.allocator import keep_freed_memory
+
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
     logging.getLogger("surefoot").setLevel(logging.INFO)
     keep_freed_memory()
-    try:
-        app()
-    except SurefootError as error:
-        sys.stderr.write(_paragraph(error))
-        raise SystemExit(error.exit_code) from None
-    except KeyboardInterrupt:
-        sys.stderr.write("stopped at once; add --resume to go on from the last checkpoint\n")
-        raise SystemExit(130) from None
+    app()
 
 
 def _paragraph(error: SurefootError) -> str:

@@ -10,6 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from surefoot.cli.interrupts import Stopped
 from surefoot.cli.train import stopped_at_once
 from surefoot.config import Config, load_config
 from surefoot.errors import ConfigError
@@ -126,8 +127,7 @@ def train_it(config: Config, run: Path, config_file: Path) -> None:
     try:
         result = train(config, resume=resume)
     except KeyboardInterrupt:
-        sys.stderr.write(stopped_at_once(run))
-        raise SystemExit(130) from None
+        raise Stopped(stopped_at_once(run)) from None
     if not (run / "model").is_dir():
         say(f"{result.reason} after step {result.step}; the same command goes on from there")
         raise SystemExit(130 if "SIGINT" in result.reason else 143)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from surefoot.cli.interrupts import Stopped
 from surefoot.config import Config, ineffective, load_config, require
 from surefoot.data.formats import raw_rows
 from surefoot.training.run_folder import in_the_way
@@ -20,20 +21,23 @@ SIGNAL_EXITS = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 129}
 
 
 def run_train(config: Path, overrides: Sequence[str], *, resume: bool, as_json: bool) -> int:
-    """Train; prints where everything lies. Returns the exit code."""
+    """Train; prints where everything lies. Returns the exit code.
+
+    Raises:
+        Stopped: by Ctrl-C, without a checkpoint of the last step.
+    """
     cfg = load_config(config, overrides)
     require(cfg, "train")
     refuse_early(cfg, resume=resume)
     for sentence in ineffective(cfg):
         logger.warning("%s", sentence)
-    # Importing torch and transformers takes seconds; a mistake in the config has been found by now.
-    from surefoot.assembly.train import train
-
     try:
+        # Importing torch and transformers takes seconds; a mistake in the config has been found by now.
+        from surefoot.assembly.train import train
+
         result = train(cfg, resume=resume)
     except KeyboardInterrupt:
-        sys.stderr.write(stopped_at_once(run_folder(cfg)))
-        return SIGNAL_EXITS["SIGINT"]
+        raise Stopped(stopped_at_once(run_folder(cfg))) from None
     summary = {
         "run": str(result.folder),
         "status": str(result.status),
@@ -72,10 +76,10 @@ def stopped_at_once(folder: Path) -> str:
     """What is left of a run that was not allowed to save."""
     steps = [int(p.name.removeprefix("step-")) for p in folder.glob("checkpoints/step-*") if p.name[5:].isdigit()]
     if steps:
-        return f"stopped at once; the last checkpoint is of step {max(steps)}: the same command with --resume goes on\n"
+        return f"stopped at once; the last checkpoint is of step {max(steps)}: the same command with --resume goes on"
     if folder.exists():
-        return "stopped at once, before the first checkpoint: the same command with --resume starts at step 1\n"
-    return "stopped at once, before anything was written: run the same command again\n"
+        return "stopped at once, before the first checkpoint: the same command with --resume starts at step 1"
+    return "stopped at once, before anything was written: run the same command again"
 
 
 def describe(summary: Mapping[str, Any]) -> str:

@@ -78,6 +78,11 @@ _RULES: Final = (
         "has no effect: the run has fewer steps, and saves at its end anyway",
     ),
     _Rule(
+        ("rollout.decode_weights",),
+        lambda c: c.model.dtype in ("bfloat16", "float16"),
+        "has no effect: in half precision the layers' own weights are used anyway",
+    ),
+    _Rule(
         ("optim.warmup_steps",),
         lambda c: 0 < c.optimizer_steps < c.optim.warmup_steps,
         "is more than the run has optimizer steps: the learning rate never reaches its full value",

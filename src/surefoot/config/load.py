@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +10,13 @@ import yaml
 from pydantic import ValidationError
 
 from surefoot.config.faults import describe, known_keys
+from surefoot.config.paths import resolve_paths, shown
 from surefoot.config.tree import Config
 from surefoot.config.yaml_text import read_yaml, write_yaml
 from surefoot.errors import ConfigError
 
 __all__ = ["apply_override", "build_config", "dump_config", "known_keys", "load_config", "resolve_paths"]
 
-FILE_SUFFIXES = (".jsonl", ".ndjson", ".json", ".gz", ".parquet", ".py")
 OPTIONAL = ("serve", "cluster")
 """Sections that a config may be without: null is not the same as one with the defaults."""
 
@@ -50,14 +50,16 @@ def _read_yaml(file: Path) -> dict[str, Any]:
     try:
         tree = read_yaml(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError("the config file does not exist", got=str(file), hint="check the path") from None
+        raise ConfigError("the config file does not exist", got=shown(str(file)), hint="check the path") from None
     except IsADirectoryError:
         raise ConfigError("the config is a folder", got=str(file), hint="name the YAML file in it") from None
     except OSError as error:
         raise ConfigError(
-            "the config file cannot be read", got=f"{file} ({error.strerror})", hint="check its permissions"
+            "the config file cannot be read",
+            got=f"{shown(str(file))} ({error.strerror})",
+            hint="check the path and its permissions",
         ) from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).replace('in "<unicode string>", ', "at ").split())
         raise ConfigError(
             f"{file} is not valid YAML", got=reason, hint="look at indentation, colons and quotes around that place"
@@ -130,53 +132,6 @@ def build_config(tree: dict[str, Any], *, origin: str = "the config") -> Config:
     count = f"{len(problems)} faults" if len(problems) > 1 else "1 fault"
     hint = "; ".join(hints) or "docs/config.md explains every key"
     raise ConfigError(f"{origin} has {count}: " + " | ".join(problems), hint=hint)
-
-
-def resolve_paths(config: Config, folder: Path) -> Config:
-    """Make local paths of models, prompts and reward targets absolute."""
-
-    def found(value: str | None) -> str | None:
-        if value is None:
-            return None
-        for base in (folder, Path.cwd()):
-            candidate = (base / Path(value).expanduser()).resolve()
-            if candidate.exists():
-                return str(candidate)
-        # Named as a file, so it is no hub id: the message shall say where it was looked for.
-        named = value.startswith((".", "~", "/")) or Path(value).suffix in FILE_SUFFIXES
-        return str((folder / Path(value).expanduser()).resolve()) if named else value
-
-    def target(value: str) -> str:
-        file, colon, name = value.rpartition(":")
-        return f"{found(file)}:{name}" if colon and file.endswith(".py") else (found(value) or value)
-
-    terms = [
-        term if term.kind == "remote" else term.model_copy(update={"target": target(term.place)})
-        for term in config.reward.terms
-    ]
-    names = {t.name for t in terms} | {"policy"}
-    critic_init = config.critic.init if config.critic.init in names else found(config.critic.init)
-    model = {
-        "policy": found(config.model.policy),
-        "reference": found(config.model.reference),
-        "chat_template": _template(config.model.chat_template, found),
-    }
-    serve = config.serve
-    return config.model_copy(
-        update={
-            "serve": serve and serve.model_copy(update={"reward": found(serve.reward)}),
-            "model": config.model.model_copy(update=model),
-            "critic": config.critic.model_copy(update={"init": critic_init}),
-            "reward": config.reward.model_copy(update={"terms": terms}),
-            "data": config.data.model_copy(update={"prompts": found(config.data.prompts)}),
-            "evaluate": config.evaluate.model_copy(update={"prompts": found(config.evaluate.prompts)}),
-        }
-    )
-
-
-def _template(value: str | None, found: Callable[[str | None], str | None]) -> str | None:
-    """A template's file made absolute; Jinja source, which no path looks like, as it is."""
-    return value if value is None or "{" in value or "\n" in value else found(value)
 
 
 def dump_config(config: Config) -> str:

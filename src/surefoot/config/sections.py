@@ -38,7 +38,7 @@ class RunSection(Section):
     """Number of PPO steps. Required by `train`."""
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     """`auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:N`."""
-    threads: Positive | None = None
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """CPU threads; the machine's default when null. Kept on resume, since results on CPU depend on it."""
     time_budget_s: PositiveFloat | None = None
     """Stop, with a checkpoint, before a step that would end after this many seconds."""
@@ -66,8 +66,9 @@ class ModelSection(Section):
     """Type of the weights in memory. On a CPU without AMX, float32 is the fastest."""
     lora: LoraSection | None = None
     """Train adapters instead of all weights."""
-    quantize: Literal["int8", "int4"] | None = None
-    """Quantised base weights. Not available in this version."""
+    quantize: Literal["int8", "nf4"] | None = None
+    """Store the frozen weights of policy, critic and reference in 8 or 4 bits: [quantisation.md](quantisation.md).
+    Needs `lora`; `nf4` also needs `pip install 'surefoot[quantize]'`."""
     chat_template: str | None = None
     """A Jinja chat template, or a file with one, for a model that has none."""
     trust_remote_code: bool = False
@@ -223,6 +224,9 @@ class RolloutSection(Section):
     """Strings that end a response; a response that ends in one counts as finished."""
     max_rows: Positive | None = None
     """Rows decoded at once; null: all of a step. Fewer rows need less memory for the cache."""
+    decode_weights: Literal["laid_out", "stored"] = "laid_out"
+    """`laid_out`: a copy of the weights, in full and laid out for decoding, while a rollout lasts. `stored`: the
+    layers' own, quantised ones made anew for each token: slower, no copy. The same numbers up to rounding."""
 
 
 class EvaluateSection(Section):

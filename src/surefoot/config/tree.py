@@ -103,7 +103,6 @@ def require(config: Config, command: Literal["train", "serve"]) -> None:
 
 def _refuse_absent_features(config: Config) -> None:
     absent = {
-        "model.quantize": config.model.quantize is not None,
         "rollout.engine=vllm": config.rollout.engine == "vllm",
         "cluster": config.cluster is not None,
         "registry": bool(config.registry),
@@ -126,6 +125,12 @@ def _refuse_transformed_sampling(config: Config) -> None:
 
 
 def _check_combinations(config: Config) -> None:
+    if config.model.quantize is not None and config.model.lora is None:
+        raise ConfigError(
+            "quantised weights are frozen, and without adapters there is nothing else to train",
+            got=f"model.quantize={config.model.quantize}",
+            hint="add model.lora (rank: 16, for instance), or remove model.quantize",
+        )
     names = [term.name for term in config.reward.terms]
     if len(set(names)) != len(names):
         raise ConfigError("two reward terms have the same name", got=names, hint="give each term its own name")

@@ -25,6 +25,8 @@ JSONL_SUFFIXES: Final = (".jsonl", ".ndjson", ".json", ".jsonl.gz", ".json.gz")
 PARQUET_SUFFIXES: Final = (".parquet",)
 SUFFIXES: Final = JSONL_SUFFIXES + PARQUET_SUFFIXES
 BATCH_ROWS: Final = 1024
+DEEPEST: Final = 100
+"""Objects and arrays within each other; what is passed on to rewards must not be deeper."""
 _HUB_ID = re.compile(r"(?P<name>[\w.-]+(?:/[\w.-]+)?)(?::(?P<split>[\w.%:+\[\]-]+))?")
 
 
@@ -79,8 +81,15 @@ def prompt_files(folder: Path) -> tuple[Path, ...]:
     def hidden(path: Path) -> bool:
         return any(part.startswith(".") for part in path.relative_to(folder).parts)
 
-    found = (p for p in folder.rglob("*") if p.is_file() and p.name.lower().endswith(SUFFIXES) and not hidden(p))
-    files = tuple(sorted(found))
+    found = (p for p in folder.rglob("*") if p.name.lower().endswith(SUFFIXES) and not hidden(p) and p.is_file())
+    try:
+        files = tuple(sorted(found))
+    except OSError as error:
+        raise DataError(
+            "the folder of prompts could not be read",
+            got=f"{folder} ({error})",
+            hint="name the file, or a folder that holds prompts alone",
+        ) from error
     if not files:
         inside = ", ".join(sorted(p.name for p in folder.iterdir())[:8]) or "nothing"
         raise DataError(
@@ -156,10 +165,19 @@ def _jsonl_row(shown: str, number: int, line: bytes) -> RawRow:
         fault = f"not usable JSON ({error})"
     else:
         if isinstance(value, dict):
-            return RawRow(shown, number, value)
+            deep = line.count(b"[") + line.count(b"{") > DEEPEST and _is_deep(value)
+            return RawRow(shown, number, None, "nested too deeply") if deep else RawRow(shown, number, value)
         kind = "an array" if isinstance(value, list) else f"a bare {type(value).__name__}"
         fault = f"{kind}, not an object with named columns"
     return RawRow(shown, number, None, fault)
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(DEEPEST):
+        inner = (x.values() if isinstance(x, dict) else x for x in level if isinstance(x, (dict, list)))
+        level = [item for items in inner for item in items]
+    return any(isinstance(x, (dict, list)) for x in level)
 
 
 # ---------------------------------------------------------------------------------------------- Parquet and hub
@@ -173,14 +191,30 @@ def _parquet_rows(file: Path, shown: str) -> Iterator[RawRow]:
     try:
         with pq.ParquetFile(file) as table:
             for batch in table.iter_batches(batch_size=BATCH_ROWS):
-                for value in batch.to_pylist():
+                for value, fault in _batch_rows(batch):
                     number += 1
-                    yield RawRow(shown, number, value)
+                    yield RawRow(shown, number, value, fault)
     except (pa.ArrowException, OSError) as error:
         reason = " ".join(str(error).split())
         raise DataError(
             "the Parquet file could not be read", got=f"{file} ({reason})", hint="is it whole, and Parquet at all?"
         ) from error
+
+
+def _batch_rows(batch: Any) -> Iterator[tuple[Mapping[str, Any] | None, str | None]]:
+    """Rows of a batch with their faults; a value that Python cannot hold (a year 16000, broken UTF-8) is one."""
+    try:
+        yield from [(value, None) for value in batch.to_pylist()]
+    except (ValueError, OverflowError):
+        for row in range(batch.num_rows):
+            value: dict[str, Any] = {}
+            fault = None
+            for name, column in zip(batch.schema.names, batch.columns, strict=True):
+                try:
+                    value[name] = column[row].as_py()
+                except (ValueError, OverflowError) as error:
+                    fault = f"{name}: {' '.join(str(error).split())}"
+            yield (value, None) if fault is None else (None, fault)
 
 
 def _hub_rows(source: str, name: str, split: str) -> Iterator[RawRow]:

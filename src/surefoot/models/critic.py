@@ -27,6 +27,7 @@ from surefoot.models.load import (
 from surefoot.models.lora import CONFIG_FILE, add_adapter, base_of_adapter, is_adapter, merge_adapter
 from surefoot.models.policy import CausalPolicy, Lora, enable_checkpointing, has_tokenizer, vocabulary_limits
 from surefoot.models.probe import probe
+from surefoot.models.quantise import quantise, require_codec
 from surefoot.models.scoring import BatchPlan, ValueHead, score_rollout
 from surefoot.protocols import Values
 from surefoot.records import Rollout
@@ -131,8 +132,9 @@ def load_critic(
     Args:
         path: folder or hub id; an adapter is merged into its base.
         dtype, device, lora, plan: as for :func:`surefoot.models.policy.load_policy`.
-        options: ``seed``, ``trust_remote_code``, ``gradient_checkpointing``, and ``rows_needed``: grow the embeddings
-            to this many rows, as the policy's were (read off the tokenizer beside the model when left out).
+        options: ``seed``, ``trust_remote_code``, ``gradient_checkpointing``, ``quantize``, and ``rows_needed``: grow
+            the embeddings to this many rows, as the policy's were (read off the tokenizer beside the model when left
+            out).
     Raises:
         ModelError: it cannot be loaded, its head does not fit, or its numbers do not agree with the library's.
     """
@@ -142,6 +144,9 @@ def load_critic(
     seed = int(options.pop("seed", 0))
     checkpointing = bool(options.pop("gradient_checkpointing", False))
     remote = bool(options.pop("trust_remote_code", False))
+    kind: str | None = options.pop("quantize", None)
+    if kind is not None:
+        require_codec(kind)
     head_file = Path(folder) / HEAD_FILE
     folder = _trunk_folder(folder)
     base = base_of_adapter(folder) if is_adapter(folder) else folder
@@ -156,10 +161,12 @@ def load_critic(
         grow_embeddings(trunk, rows)
     if head_file.is_file():
         head = _read_head(head_file, trunk.config.get_text_config().hidden_size)
+    if kind is not None:
+        quantise(trunk, kind, torch.device(device))
     trunk.to(device).eval().requires_grad_(False)
     use_kernels(trunk)
     probe(trunk, trunk)
-    trunk.requires_grad_(lora is None)
+    trunk.requires_grad_(lora is None and kind is None)
     critic = SeparateCritic(trunk, _to_wide(head, torch.device(device), trunk.dtype), plan or BatchPlan())
     if lora is not None:
         critic.adapters = add_adapter(trunk, rank=lora.rank, alpha=lora.alpha, targets=lora.targets, seed=seed)

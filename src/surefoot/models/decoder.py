@@ -2,8 +2,8 @@
 
 A few rows use each weight so briefly that how it lies in memory decides. For a rollout, weights of known layers are
 therefore laid out anew: maps of the same states joined, adapters folded in, and the large ones packed the way the
-matrix library wants them. The numbers are those of the layers up to rounding; they last as long as the weights do not
-change.
+matrix library wants them; quantised ones in full. The numbers are those of the layers up to rounding; they last as long
+as the weights do not change.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from surefoot.models.attention import Decode, attention
+from surefoot.models.frozen_maps import FrozenMap
 from surefoot.models.kernels import LinearWeights, rotated
 from surefoot.models.layers import is_known, linear_weights, window_of
 from surefoot.models.load import CausalLM
@@ -146,20 +147,20 @@ def decoder_for(lm: CausalLM, rows: int) -> Decoder | None:
         if any(m is None for m in maps):
             return None
         q, k, v, o, gate, up, down = (m for m in maps if m is not None)
-        heads = (len(q.weight) // attn.head_dim, len(k.weight) // attn.head_dim)
+        heads = (attn.q_proj.out_features // attn.head_dim, attn.k_proj.out_features // attn.head_dim)
         joined = (_joined((q, k, v), rows), _joined((o,), rows), _joined((gate, up), rows), _joined((down,), rows))
         layers.append(_Layer(module, *joined, heads))
     return Decoder(lm, layers, rows)
 
 
-def _joined(maps: tuple[LinearWeights, ...], rows: int) -> _Map:
+def _joined(maps: tuple[LinearWeights | FrozenMap, ...], rows: int) -> _Map:
     """Maps of the same states as one, adapters folded in."""
     weights = []
     for m in maps:
-        if m.down is None or m.up is None:
-            weights.append(m.weight)
-        else:
-            weights.append(torch.addmm(m.weight, m.up, m.down, alpha=m.scale))
-    biases = [torch.zeros_like(m.weight[:, 0]) if m.bias is None else m.bias for m in maps]
+        weight = m.weight
+        if m.down is not None and m.up is not None:
+            weight = torch.addmm(weight, m.up, m.down, alpha=m.scale)
+        weights.append(weight)
+    biases = [torch.zeros_like(w[:, 0]) if m.bias is None else m.bias for m, w in zip(maps, weights, strict=True)]
     bias = torch.cat(biases) if any(m.bias is not None for m in maps) else None
     return _Map(weights[0] if len(weights) == 1 else torch.cat(weights), bias, rows)

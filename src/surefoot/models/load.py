@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as library_logging
@@ -147,8 +146,19 @@ def load_causal_lm(
     Raises:
         ModelError: no such model, not a causal LM, weights not safetensors, or numbers that do not agree.
     """
+    check_temperature(temperature)
+    model = read_causal_lm(folder, dtype=dtype, rows_needed=rows_needed, trust_remote_code=trust_remote_code)
+    return ready_lm(model, folder, device=device, temperature=temperature, banned=banned)
+
+
+def check_temperature(temperature: float) -> None:
+    """Refuse a temperature that log-probabilities cannot be under, before anything is read."""
     if not temperature > 0:
         raise ModelError("the temperature of log-probabilities must be above 0", got=temperature, allowed="> 0")
+
+
+def read_causal_lm(folder: str, *, dtype: str, rows_needed: int | None, trust_remote_code: bool) -> Any:
+    """The transformers model alone, as its files say, on the CPU; arguments as of :func:`load_causal_lm`."""
     if dtype not in DTYPES:
         raise ModelError("unknown dtype", got=dtype, allowed=", ".join(DTYPES))
     config = load_model_config(folder, trust_remote_code=trust_remote_code)
@@ -161,6 +171,13 @@ def load_causal_lm(
     untie_if_apart(model, folder)
     if rows_needed is not None:
         grow_embeddings(model, rows_needed)
+    return model
+
+
+def ready_lm(
+    model: Any, folder: str, *, device: str | torch.device, temperature: float = 1.0, banned: tuple[int, ...] = ()
+) -> CausalLM:
+    """Freeze and move a model, let it compute our way, and compare its numbers with the library's own."""
     model.to(device).eval().requires_grad_(False)
     lm = CausalLM(model, folder, head_settings(model.config, temperature, banned))
     use_kernels(model)
@@ -180,12 +197,20 @@ def load_model_config(folder: str, *, trust_remote_code: bool = False) -> Any:
         raise ModelError("the model folder has no config.json", got=folder, hint=hint)
     if looks_local and not path.is_dir():
         raise ModelError("the model folder does not exist", got=folder, hint="check the path")
-    try:
-        return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
+    hint = "config.json must be that of a model that transformers knows; download it again if it was not edited"
+    with library_faults("the model's config could not be read", folder, hint), quiet_library():
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    architectures = getattr(config, "architectures", None)
+    if architectures is not None and not (
+        isinstance(architectures, list) and all(isinstance(name, str) for name in architectures)
+    ):
         raise ModelError(
-            "the model's config could not be read", got=f"{folder} ({first_line(error)})", hint="check model.policy"
-        ) from error
+            "the model's config could not be read",
+            got=f"{folder} (architectures: {architectures!r})",
+            allowed='a list of names, as ["LlamaForCausalLM"]',
+            hint="correct config.json",
+        )
+    return config
 
 
 def from_pretrained(auto: Any, folder: str, *, may_miss: tuple[str, ...] = (), **options: Any) -> Any:
@@ -197,14 +222,11 @@ def from_pretrained(auto: Any, folder: str, *, may_miss: tuple[str, ...] = (), *
         may_miss: names of weights, or their beginnings, that the files need not hold.
         options: of ``auto.from_pretrained``.
     """
-    try:
-        with quiet_library():
-            model, info = auto.from_pretrained(
-                folder, use_safetensors=True, attn_implementation=NAME, output_loading_info=True, **options
-            )
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
-        hint = "weights must be safetensors of an architecture that transformers knows, with pluggable attention"
-        raise ModelError("the model could not be loaded", got=f"{folder} ({first_line(error)})", hint=hint) from error
+    hint = "weights must be safetensors of an architecture that transformers knows, with pluggable attention"
+    with library_faults("the model could not be loaded", folder, hint), quiet_library():
+        model, info = auto.from_pretrained(
+            folder, use_safetensors=True, attn_implementation=NAME, output_loading_info=True, **options
+        )
     missing = sorted(name for name in info["missing_keys"] if not name.startswith(may_miss))
     if missing:
         raise ModelError(
@@ -225,6 +247,17 @@ def from_pretrained(auto: Any, folder: str, *, may_miss: tuple[str, ...] = (), *
 
 
 @contextmanager
+def library_faults(what: str, folder: str, hint: str) -> Iterator[None]:
+    """Put what the library makes of a broken folder into our words; it raises whatever its code stumbles over."""
+    try:
+        yield
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise ModelError(what, got=f"{folder} ({first_line(error)})", hint=hint) from error
+
+
+@contextmanager
 def quiet_library() -> Iterator[None]:
     """Keep transformers' progress bars and load reports off the terminal; what matters in them is checked here."""
     verbosity, bars = library_logging.get_verbosity(), library_logging.is_progress_bar_enabled()
@@ -240,7 +273,9 @@ def quiet_library() -> Iterator[None]:
 
 def first_line(error: BaseException) -> str:
     """The part of a library's message that fits into ours."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+    lines = (str(error).strip() or type(error).__name__).splitlines()
+    told = lines[:2] if lines[0].endswith(":") else lines[:1]
+    return " ".join(line.strip() for line in told)[:200]
 
 
 def head_settings(config: Any, temperature: float, banned: tuple[int, ...]) -> HeadSettings:
@@ -278,7 +313,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a model folder."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError("a file of the model folder could not be read", got=f"{path} ({first_line(error)})") from error
     if not isinstance(value, dict):
         raise ModelError("a file of the model folder must hold a JSON object", got=str(path))

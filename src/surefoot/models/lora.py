@@ -21,7 +21,7 @@ from transformers.pytorch_utils import Conv1D
 
 from surefoot.errors import ModelError
 from surefoot.models.load import CausalLM, first_line, read_json
-from surefoot.models.output_head import OutputHead
+from surefoot.models.quantise import QuantisedLinear
 
 ACTIVE = "default"
 START = "start"
@@ -40,8 +40,15 @@ def base_of_adapter(folder: str) -> str:
     base = read_json(Path(folder) / CONFIG_FILE).get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
         raise ModelError("the adapter does not say which base model it is for", got=folder)
-    beside = (Path(folder) / base).resolve()
-    return str(beside) if beside.is_dir() else base
+    try:
+        beside = (Path(folder) / base).resolve()
+        return str(beside) if beside.is_dir() else base
+    except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL, a link to itself
+        raise ModelError(
+            "the adapter's base model cannot be a path",
+            got=f"{folder} ({first_line(error)[:100]})",
+            hint="correct base_model_name_or_path in adapter_config.json",
+        ) from error
 
 
 def add_adapter(model: Any, *, rank: int, alpha: float, targets: str | list[str], seed: int) -> Any:
@@ -105,14 +112,6 @@ def load_adapter(lm: CausalLM, folder: str) -> None:
         lm.adapters.load_adapter(folder, adapter_name=START, is_trainable=False)
     lm.adapters.set_adapter(ACTIVE)
     lm.adapters.eval()
-
-
-def fold_adapter(lm: CausalLM, folder: str) -> None:
-    """Make an adapter part of a model's frozen weights, so that fresh adapters can be trained on top of it."""
-    lm.model = merge_adapter(lm.model, folder)
-    lm.model.requires_grad_(False)
-    lm.head = OutputHead(lm.model.get_output_embeddings(), lm.head.settings)
-    lm.folded = folder
 
 
 def merge_adapter(model: Any, folder: str) -> Any:
@@ -208,20 +207,38 @@ def save_adapter(adapters: Any, folder: Path, base: str) -> None:
 def merged_tensors(model: Any) -> dict[str, Tensor]:
     """A model's tensors by name with the active adapter folded in; the model stays exactly as it is.
 
-    Only layers with an adapter are copied, one at a time.
+    Only layers with an adapter are copied, one at a time. Quantised layers come out as plain ones, with the weights
+    that they compute with.
     """
     out: dict[str, Tensor] = {}
     owned: list[str] = []
     for name, module in model.named_modules():
-        if isinstance(module, BaseTunerLayer):
-            layer: Any = copy.deepcopy(module)
-            with torch.no_grad(), _quiet_peft():
-                layer.merge(adapter_names=[ACTIVE])
-            part = layer.get_base_layer().state_dict()
+        adapted = isinstance(module, BaseTunerLayer)
+        if (adapted or isinstance(module, QuantisedLinear)) and not name.startswith(tuple(owned)):
+            part = _merged_layer(module) if adapted else _plain_layer(module)
             owned.append(f"{name}.")
             out |= {f"{name}.{key}": tensor.detach() for key, tensor in part.items()}
     rest = model.state_dict()
     return {name: tensor for name, tensor in rest.items() if not name.startswith(tuple(owned))} | out
+
+
+@torch.no_grad()
+def _merged_layer(module: Any) -> dict[str, Tensor]:
+    """Weight and bias of an adapted layer, the active adapter folded in."""
+    with _quiet_peft():
+        if isinstance(module.get_base_layer(), QuantisedLinear):
+            return _plain_layer(module.get_base_layer(), module.get_delta_weight(ACTIVE))
+        layer: Any = copy.deepcopy(module)
+        layer.merge(adapter_names=[ACTIVE])
+    tensors: dict[str, Tensor] = layer.get_base_layer().state_dict()
+    return tensors
+
+
+@torch.no_grad()
+def _plain_layer(layer: QuantisedLinear, change: Tensor | None = None) -> dict[str, Tensor]:
+    """Weight and bias of a quantised layer, with an adapter's change of the weight."""
+    bias = {} if layer.bias is None else {"bias": layer.bias}
+    return {"weight": layer.in_file(change), **bias}
 
 
 @contextmanager

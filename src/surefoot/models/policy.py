@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -16,8 +17,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from surefoot.errors import ModelError
 from surefoot.models.batching import MicroBatch
 from surefoot.models.digest import digest_tensors
-from surefoot.models.load import CausalLM, load_causal_lm, load_model_config
-from surefoot.models.lora import add_adapter, base_of_adapter, fold_adapter, is_adapter, load_adapter, starting_policy
+from surefoot.models.load import CausalLM, check_temperature, load_model_config, read_causal_lm, ready_lm
+from surefoot.models.lora import add_adapter, base_of_adapter, is_adapter, load_adapter, merge_adapter, starting_policy
+from surefoot.models.quantise import quantise, require_codec
 from surefoot.models.scoring import BatchPlan, TokenScores, ValueHead, score_rollout
 from surefoot.models.tokenizer import load_codec
 from surefoot.models.tokenizer_files import TOKENIZER_FILES
@@ -152,28 +154,40 @@ def load_policy(
         device: where to put it.
         lora: train adapters of this shape; None: all weights, or the adapter that ``path`` holds.
         plan: how forward passes are cut.
-        options: ``seed`` (of fresh adapters), ``trust_remote_code``, ``gradient_checkpointing``, ``rows_needed`` and
+        options: ``seed`` (of fresh adapters), ``trust_remote_code``, ``gradient_checkpointing``, ``quantize`` (``int8``
+            or ``nf4``: store the linear layers' weights so, and train nothing but adapters), ``rows_needed`` and
             ``banned`` (see :func:`surefoot.models.load.load_causal_lm`; read off the tokenizer when left out).
     Raises:
         ModelError: it cannot be loaded, or its numbers do not agree with the library's.
+        MissingExtra: ``quantize`` needs a package that is not installed.
     """
     folder = os.path.expanduser(path)  # noqa: PTH111 - Path would drop a leading "./"
     seed = int(options.pop("seed", 0))
     checkpointing = bool(options.pop("gradient_checkpointing", False))
+    kind: str | None = options.pop("quantize", None)
+    remote = bool(options.pop("trust_remote_code", False))
+    check_temperature(temperature)
+    if kind is not None:
+        require_codec(kind)
     adapter = folder if is_adapter(folder) else None
     base = base_of_adapter(folder) if adapter else folder
     if "banned" not in options:
-        remote = bool(options.get("trust_remote_code", False))
         options |= vocabulary_limits(base, folder if has_tokenizer(folder) else base, trust_remote_code=remote)
-    lm = load_causal_lm(base, dtype=dtype, device=device, temperature=temperature, **options)
-    lm.folder = folder
-    if adapter and lora is not None:
-        fold_adapter(lm, adapter)
-    elif adapter:
-        load_adapter(lm, adapter)
+    rows = options.pop("rows_needed", None)
+    model = read_causal_lm(base, dtype=dtype, rows_needed=rows, trust_remote_code=remote)
+    folded = adapter if lora is not None else None
+    if folded is not None:
+        # Part of the frozen weights from here on, so that fresh adapters can be trained on top of it.
+        model = merge_adapter(model, folded)
+    if kind is not None:
+        quantise(model, kind, torch.device(device))
+    lm = ready_lm(model, base, device=device, temperature=temperature, **options)
+    lm.folder, lm.folded = folder, folded
     if lora is not None:
         lm.adapters = add_adapter(lm.model, rank=lora.rank, alpha=lora.alpha, targets=lora.targets, seed=seed)
-    elif not adapter:
+    elif adapter:
+        load_adapter(lm, adapter)
+    elif kind is None:
         lm.model.requires_grad_(True)
     if checkpointing:
         enable_checkpointing(lm.model)

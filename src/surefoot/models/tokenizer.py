@@ -23,6 +23,7 @@ logger = logging.getLogger("surefoot")
 
 PROBES = 8
 WINDOW = 32
+MOST_ROWS = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +229,18 @@ class TextCodec:
         return next(int(choice) for choice in choices if choice is not None)
 
     def check_vocabulary(self, embedding_rows: int) -> VocabularyPlan:
-        """What to grow and what to ban for a model with this many embedding rows."""
+        """What to grow and what to ban for a model with this many embedding rows.
+
+        Raises:
+            ModelError: no model has as many.
+        """
+        if not 0 < embedding_rows <= MOST_ROWS:
+            raise ModelError(
+                "the model's vocabulary has an impossible size",
+                got=embedding_rows,
+                allowed=f"1 to {MOST_ROWS:,}",
+                hint="correct vocab_size in config.json",
+            )
         used = frozenset(self.token_ids.values())
         rows = max(embedding_rows, self.rows_needed)
         return VocabularyPlan(embedding_rows, self.rows_needed, tuple(i for i in range(rows) if i not in used))

@@ -38,7 +38,10 @@ def load_tokenizer(folder: str, *, trust_remote_code: bool = False) -> Any:
     Raises:
         ModelError: there is none, or it needs code of its own that may not run.
     """
-    from transformers import AutoTokenizer  # loads torch, which prompt files and validation do without
+    # These load torch, which prompt files and validation do without.
+    from transformers import AutoTokenizer
+
+    from surefoot.models.load import first_line, quiet_library
 
     path = Path(folder)
     if path.is_absolute() and not path.exists():
@@ -51,18 +54,20 @@ def load_tokenizer(folder: str, *, trust_remote_code: bool = False) -> Any:
             hint="save the tokenizer that belongs to the model into the same folder",
         )
     try:
-        return AutoTokenizer.from_pretrained(
-            folder, trust_remote_code=trust_remote_code, local_files_only=path.is_dir()
-        )
-    except (OSError, ValueError, KeyError, ImportError, AttributeError, TypeError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        with quiet_library():
+            return AutoTokenizer.from_pretrained(
+                folder, trust_remote_code=trust_remote_code, local_files_only=path.is_dir()
+            )
+    except MemoryError:
+        raise
+    except Exception as error:  # The library raises whatever its code stumbles over in a broken file.
         remote = "trust_remote_code" in str(error)
         hint = (
             "read that code, and set model.trust_remote_code: true if you trust it"
             if remote
-            else "check the path or hub id; a hub id needs a network or a filled cache"
+            else "the folder's files must be whole; a hub id needs a network or a filled cache"
         )
-        raise ModelError(f"the tokenizer of {folder} could not be loaded", got=reason, hint=hint) from error
+        raise ModelError(f"the tokenizer of {folder} could not be loaded", got=first_line(error), hint=hint) from error
 
 
 def read_template(value: str) -> str:
@@ -122,7 +127,7 @@ def _folder_json(folder: str, name: str) -> dict[str, Any]:
 def _read_json(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{file} is not valid JSON", got=" ".join(str(error).split())) from error
     if not isinstance(content, dict):
         raise ModelError(f"{file} must hold an object", got=type(content).__name__)

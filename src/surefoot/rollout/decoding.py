@@ -45,6 +45,7 @@ class Sampling:
         stop_ids: ids that end a row.
         stop_strings: texts that end a row.
         max_rows: rows decoded at once.
+        laid_out: whether weights are laid out anew first, where that can be done.
     """
 
     max_new_tokens: int
@@ -55,6 +56,7 @@ class Sampling:
     stop_ids: frozenset[int] = frozenset()
     stop_strings: tuple[str, ...] = ()
     max_rows: int | None = None
+    laid_out: bool = True
 
     def __post_init__(self) -> None:
         if self.temperature is not None and not self.temperature > 0:
@@ -152,7 +154,8 @@ def decode(
     first, waiting = waiting[:size], waiting[size:]
     states = _prefill(lm, [sequences[i] for i in first], cache, list(range(size)))
     known = torch.tensor([len(sequences[i]) for i in first], device=lm.device)
-    batch = _Batch(first, [room[i] for i in first], known, states, cache, decoder_for(lm, size))
+    decoder = decoder_for(lm, size) if sampling.laid_out else None
+    batch = _Batch(first, [room[i] for i in first], known, states, cache, decoder)
     while True:
         values = None if value_head is None else value_head(batch.states).tolist()
         drawn = _draw(lm, batch, draws, sampling, out)

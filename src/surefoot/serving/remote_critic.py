@@ -20,7 +20,6 @@ from surefoot.serving.wire import Handshake, InferRequest, TrainRequest
 from surefoot.training.critic_update import Minibatches, ServedCritic, Update
 from surefoot.training.losses import ValueBatch
 
-
 logger = logging.getLogger("surefoot")
 
 RELEASE_S = 5.0

@@ -73,6 +73,7 @@ def evaluation_sampling(cfg: Config, stop_ids: frozenset[int]) -> Sampling:
         stop_ids=stop_ids,
         stop_strings=tuple(cfg.rollout.stop),
         max_rows=cfg.rollout.max_rows,
+        laid_out=cfg.rollout.decode_weights == "laid_out",
     )
 
 

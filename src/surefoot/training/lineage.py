@@ -34,6 +34,7 @@ NUMERIC_PACKAGES: Final = (
     "transformers",
     "tokenizers",
     "peft",
+    "bitsandbytes",
     "safetensors",
     "datasets",
     "pyarrow",

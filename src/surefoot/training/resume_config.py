@@ -37,6 +37,9 @@ FREE: Final = (
     "reward.on_failure",
     "reward.max_failures",
     "reward.timeout_s",
+    "critic.token_env",
+    "critic.timeout_s",
+    "critic.patience_s",
     "serve",
     "registry",
     "gateway",
@@ -45,9 +48,14 @@ ROUNDING: Final = (
     "run.device",
     "batch",
     "rollout.max_rows",
+    "rollout.decode_weights",
     "model.gradient_checkpointing",
+    "critic.overlap",
 )
-PLACES: Final = ("model.policy", "model.reference", "critic.init", "data.prompts", "evaluate.prompts")
+PLACES: Final = ("model.policy", "model.reference", "critic.init", "critic.url", "data.prompts", "evaluate.prompts")
+
+CALLS: Final = ("token_env", "timeout_s", "patience_s", "rows", "concurrency", "overlap")
+"""How a remote term of the reward is called."""
 
 Changes = dict[str, tuple[Any, Any]]
 
@@ -84,8 +92,9 @@ def check_resumed_config(stored_text: str, text: str) -> Changes:
 def _may_change(key: str, old: Any, new: Any, *, constant: bool) -> bool:
     if key == "run.steps":
         return constant
-    if key.startswith("reward.terms.") and key.endswith(".target"):
-        return _moved_target(str(old), str(new))
+    if key.startswith("reward.terms."):
+        name = key.split(".", 3)[3]
+        return name in CALLS or (name.split(".")[0] == "target" and _moved_target(old, new))
     if key == "critic.init" and "policy" in (old, new):
         return False
     if _within(key, PLACES):
@@ -97,8 +106,11 @@ def _within(key: str, names: tuple[str, ...]) -> bool:
     return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
-def _moved_target(old: str, new: str) -> bool:
-    """Whether a reward's target is the same function of a file elsewhere, or a model's folder elsewhere."""
+def _moved_target(old: str | None, new: str | None) -> bool:
+    """Whether a target is the same function of a file elsewhere, a model's folder elsewhere, or other addresses."""
+    addresses = [text is None or text.startswith(("http://", "https://")) for text in (old, new)]
+    if all(addresses) or old is None or new is None:
+        return all(addresses)
     old_file, old_colon, old_name = old.rpartition(":")
     new_file, new_colon, new_name = new.rpartition(":")
     if old_colon or new_colon:

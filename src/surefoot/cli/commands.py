@@ -1,0 +1,143 @@
+"""The commands, with their help; what they do is imported when one is called."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from surefoot.cli.interrupts import Stopped
+
+EXITS = "Exit codes: 0 done; 2 something to put right, nothing was written"
+RUN_EXITS = f"{EXITS}; 3 trouble in the run, its last checkpoint is whole; 130, 143 ended by Ctrl-C or SIGTERM."
+READ_EXITS = f"{EXITS}; 130 Ctrl-C."
+PLAN_EXITS = "Exit codes: 0 it fits; 1 it does not; 2 something to put right; 130 Ctrl-C. Nothing is ever written."
+SERVE_EXITS = (
+    "Exit codes: 0 ended by SIGTERM or Ctrl-C, requests under way were answered; 2 something to put right; "
+    "3 what stands in the journal cannot be applied; 130, 143 ended at once by a second signal. Nothing is ever lost."
+)
+CHECK_EXITS = "Exit codes: 0 no problem (there may be warnings); 2 a problem; 130 Ctrl-C. Nothing is ever written."
+
+
+class _Commands(TyperGroup):
+    """Lets Ctrl-C through to :func:`surefoot.cli.main.main`; the library would end without a word."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise Stopped from error
+
+
+app = typer.Typer(
+    cls=_Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="PPO for language models: right, resumable, explained.",
+    epilog=RUN_EXITS,
+)
+runs_app = typer.Typer(no_args_is_help=True, help="Look at run folders.", epilog=READ_EXITS)
+app.add_typer(runs_app, name="runs")
+
+ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="The YAML config; docs/config.md has every key.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="SECTION.KEY=VALUE", help="Keys to set, as ppo.kl.coef=0.02.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to stdout, for programs.")]
+
+
+@app.command(epilog=RUN_EXITS)
+def train(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the run folder's last checkpoint.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Align a model with PPO, as the config says."""
+    from surefoot.cli.train import run_train
+
+    raise typer.Exit(run_train(config, overrides or [], resume=resume, as_json=as_json))
+
+
+@app.command(epilog=CHECK_EXITS)
+def check(config: ConfigPath, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Try a config out in seconds: what would otherwise be found after hours.
+
+    Tokens, template and lengths, the reward on real samples, step-0 identities, memory, common mistakes.
+    """
+    from surefoot.cli.check import run_check
+
+    raise typer.Exit(run_check(config, overrides or [], as_json=as_json))
+
+
+@app.command(epilog=PLAN_EXITS)
+def plan(config: ConfigPath, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """How much memory a run will need, by role and by phase, before anything is loaded."""
+    from surefoot.cli.plan import run_plan
+
+    raise typer.Exit(run_plan(config, overrides or [], as_json=as_json))
+
+
+class LogKind(StrEnum):
+    """How a service logs."""
+
+    JSON = "json"
+    TEXT = "text"
+
+
+@app.command(epilog=SERVE_EXITS)
+def serve(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    host: Annotated[str | None, typer.Option("--host", help="Instead of serve.host.")] = None,
+    port: Annotated[int | None, typer.Option("--port", help="Instead of serve.port; 0: any that is free.")] = None,
+    log: Annotated[LogKind, typer.Option("--log", help="json: an object a line; text: for people.")] = LogKind.JSON,
+) -> None:
+    """Serve the critic, the reward model or both to trainers, as the config's section serve says.
+
+    Prints the address on stdout once it listens. The critic's state and its journal are in serve.dir.
+    """
+    from surefoot.cli.serve import run_serve
+
+    raise typer.Exit(run_serve(config, overrides or [], host=host, port=port, log=log.value))
+
+
+@app.command(epilog=RUN_EXITS)
+def quickstart(
+    size: Annotated[
+        str, typer.Option("--size", help="full, or tiny: a toy of a minute that needs no download.")
+    ] = "full",
+    folder: Annotated[Path, typer.Option("--dir", help="Where the run folder goes.")] = Path("runs"),
+) -> None:
+    """Align a real model on this machine's CPU in minutes, explained as it goes."""
+    from surefoot.cli.quickstart import run_quickstart
+
+    raise typer.Exit(run_quickstart(size=size, folder=folder))
+
+
+RunsDir = Annotated[Path, typer.Argument(metavar="DIR", help="The folder that holds run folders, or one of them.")]
+
+
+@runs_app.command("list", epilog=READ_EXITS)
+def runs_list(folder: RunsDir = Path("runs"), as_json: AsJson = False) -> None:
+    """The runs in a folder: how each stands, its last step and its scores."""
+    from surefoot.cli.runs import list_runs
+
+    raise typer.Exit(list_runs(folder, as_json=as_json))
+
+
+@runs_app.command("compare", epilog=READ_EXITS)
+def runs_compare(
+    first: Annotated[Path, typer.Argument(metavar="RUN_A", help="A run folder.")],
+    second: Annotated[Path, typer.Argument(metavar="RUN_B", help="Another one.")],
+    as_json: AsJson = False,
+) -> None:
+    """Two runs side by side: what differs in config and inputs, and how the metrics ended."""
+    from surefoot.cli.runs import compare_runs
+
+    raise typer.Exit(compare_runs(first, second, as_json=as_json))

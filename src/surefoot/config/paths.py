@@ -1,0 +1,113 @@
+"""Paths in a config: made absolute where something is there, and refused where no file can have them. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from surefoot.config.tree import Config
+from surefoot.errors import ConfigError
+
+FILE_SUFFIXES = (".jsonl", ".ndjson", ".json", ".gz", ".parquet", ".py")
+SHOWN = 100
+
+
+def resolve_paths(config: Config, folder: Path) -> Config:
+    """Make local paths of models, prompts and reward targets absolute.
+
+    Args:
+        config: as read.
+        folder: of the config file, where paths are looked for first, then in the current one.
+    Raises:
+        ConfigError: a path is empty, or nothing can have it.
+    """
+
+    def found(key: str, value: str | None) -> str | None:
+        return None if value is None else _found(key, value, folder)
+
+    def target(key: str, value: str) -> str:
+        file, colon, name = value.rpartition(":")
+        is_function = colon and file.endswith(".py")
+        return f"{_found(key, file, folder)}:{name}" if is_function else _found(key, value, folder)
+
+    terms = [
+        t if t.kind == "remote" else t.model_copy(update={"target": target(f"reward.terms.{n}.target", t.place)})
+        for n, t in enumerate(config.reward.terms)
+    ]
+    names = {t.name for t in terms} | {"policy"}
+    critic_init = config.critic.init if config.critic.init in names else found("critic.init", config.critic.init)
+    model = {
+        "policy": found("model.policy", config.model.policy),
+        "reference": found("model.reference", config.model.reference),
+        "chat_template": _template(config.model.chat_template, lambda value: found("model.chat_template", value)),
+    }
+    with _possible("run.dir", config.run.dir):
+        runs = Path(config.run.dir).expanduser()
+        _is_there(runs)
+    name = config.run.name or "run"
+    with _possible("run.name", name):
+        _is_there(runs / name)
+    prompts = {"prompts": found("data.prompts", config.data.prompts)}
+    held_out = {"prompts": found("evaluate.prompts", config.evaluate.prompts)}
+    serve = config.serve
+    return config.model_copy(
+        update={
+            "serve": serve and serve.model_copy(update={"reward": found("serve.reward", serve.reward)}),
+            "model": config.model.model_copy(update=model),
+            "critic": config.critic.model_copy(update={"init": critic_init}),
+            "reward": config.reward.model_copy(update={"terms": terms}),
+            "data": config.data.model_copy(update=prompts),
+            "evaluate": config.evaluate.model_copy(update=held_out),
+        }
+    )
+
+
+def _found(key: str, value: str, folder: Path) -> str:
+    with _possible(key, value):
+        path = Path(value).expanduser()
+        for base in (folder, Path.cwd()):
+            if _is_there(base / path):
+                return str((base / path).resolve())
+        # Named as a file, so it is no hub id: the message shall say where it was looked for.
+        named = value.startswith((".", "~", "/")) or path.suffix in FILE_SUFFIXES
+        return str((folder / path).resolve()) if named else value
+
+
+def _is_there(path: Path) -> bool:
+    """Whether there is such a path; errors other than its absence go on."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+@contextmanager
+def _possible(key: str, value: str) -> Iterator[None]:
+    """Refuse a text that nothing can be called, which the system finds when it looks there."""
+    reason = "" if value.strip() else "it is empty"
+    try:
+        if not reason:
+            yield
+    except UnicodeEncodeError:
+        reason = "it holds half a character"
+    except ValueError:
+        reason = "it holds a NUL"
+    except OSError as error:
+        reason = error.strerror or str(error)
+    except RuntimeError as error:  # the home of nobody
+        reason = str(error).rstrip(".")
+    if reason:
+        raise ConfigError(f"{key} cannot be used as a path: {reason}", got=shown(value), hint=f"correct {key}")
+
+
+def shown(value: str) -> str:
+    """A text as a message can hold it: printable, and not too long."""
+    text = ascii(value) if any(not c.isprintable() for c in value) else value
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}... ({len(value)} characters)"
+
+
+def _template(value: str | None, found: Callable[[str | None], str | None]) -> str | None:
+    """A template's file made absolute; Jinja source, which no path looks like, as it is."""
+    return value if value is None or "{" in value or "\n" in value else found(value)
