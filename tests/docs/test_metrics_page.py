@@ -28,7 +28,7 @@ def documented() -> set[str]:
 
 VARIANTS = {
     "shared": {"critic": {"kind": "shared"}, "reward": {"normalise": True}},
-    "separate": {"ppo": {"surrogate": "kl"}},
+    "separate": {"ppo": {"surrogate": "kl"}, "batch": {"side_by_side": "on"}},
     "k2 as a loss": {"ppo": {"kl": {"place": "loss", "estimator": "k2"}}},
 }
 
