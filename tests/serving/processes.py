@@ -1,4 +1,4 @@
-"""Real services in processes of their own, for the tests: started, killed, started again."""
+"""Real services and trainers in processes of their own, for the tests: started, killed, started again."""
 
 from __future__ import annotations
 
@@ -17,14 +17,21 @@ from typing import Any
 
 import httpx
 
+from surefoot.config import dump_config
 from surefoot.serving.client import ServiceClient
+from surefoot.serving.wire import MEDIA_TYPE
+from tests.builders import merged
+from tests.serving.parts import toy_config
 
+TOKEN = "a-token-of-enough-letters"
+TENSORS = {"content-type": MEDIA_TYPE}
+JSON = {"content-type": "application/json"}
 ZYGOTE = Path(__file__).with_name("service_zygote.py")
 PATIENCE_S = 20.0
 
 
 class Zygote:
-    """The process that forks services, with these variables in their environment."""
+    """The process that forks the others, with these variables in their environment."""
 
     def __init__(self, variables: Mapping[str, str] | None = None) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **(variables or {})}
@@ -57,12 +64,12 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-class ServiceProcess:
-    """One `surefoot serve`.
+class Process:
+    """One `surefoot COMMAND ...`.
 
     Attributes:
         pid: of the process.
-        stderr: the file that it logs to.
+        stdout, stderr: the files that it prints and logs to.
     """
 
     def __init__(self, zygote: Zygote, folder: Path, arguments: Sequence[str], **order: Any) -> None:
@@ -70,25 +77,24 @@ class ServiceProcess:
         folder.mkdir(parents=True, exist_ok=True)
         number = len(list(folder.glob("*.out")))
         self.stdout, self.stderr = folder / f"{number}.out", folder / f"{number}.err"
+        self.stdout.touch()
         files = {"stdout": str(self.stdout), "stderr": str(self.stderr)}
-        self.pid = int(zygote.ask(arguments=["serve", *arguments], **files, **order)["pid"])
+        self.pid = int(zygote.ask(arguments=list(arguments), **files, **order)["pid"])
         self._code: int | None = None
 
-    def address(self) -> str:
-        """Where it listens, once it does."""
-        deadline = time.monotonic() + 20
-        while time.monotonic() < deadline:
-            text = self.stdout.read_text() if self.stdout.exists() else ""
-            if text.endswith("\n"):
-                return text.split()[-1]
-            time.sleep(0.01)
-        raise AssertionError(f"it does not listen: {self.stderr.read_text()[-2000:]}")
-
-    def wait(self) -> int:
-        """The exit code, or minus the signal that ended it."""
+    def poll(self) -> int | None:
+        """The exit code, or minus the signal that ended it; None while it lives."""
         if self._code is None:
-            self._code = int(self._zygote.ask(wait=self.pid)["code"])
+            self._code = self._zygote.ask(poll=self.pid)["code"]
         return self._code
+
+    def wait(self, seconds: float = 3600.0) -> int:
+        """As :meth:`poll`, once it has ended."""
+        deadline = time.monotonic() + seconds
+        while (code := self.poll()) is None:
+            assert time.monotonic() < deadline, f"it goes on and on: {self.stderr.read_text()[-2000:]}"
+            time.sleep(0.01)
+        return code
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal."""
@@ -105,6 +111,23 @@ class ServiceProcess:
         with contextlib.suppress(ProcessLookupError):
             self.send(signal.SIGKILL)
         self.wait()
+
+
+class ServiceProcess(Process):
+    """One `surefoot serve`."""
+
+    def __init__(self, zygote: Zygote, folder: Path, arguments: Sequence[str], **order: Any) -> None:
+        super().__init__(zygote, folder, ["serve", *arguments], **order)
+
+    def address(self) -> str:
+        """Where it listens, once it does."""
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            text = self.stdout.read_text()
+            if text.endswith("\n"):
+                return text.split()[-1]
+            time.sleep(0.01)
+        raise AssertionError(f"it does not listen: {self.stderr.read_text()[-2000:]}")
 
     def log(self) -> list[dict[str, Any]]:
         """What it logged, as JSON."""
@@ -169,3 +192,44 @@ class KilledAgain:
 def raw(url: str, **options: Any) -> httpx.Client:
     """Plain HTTP, which repeats nothing."""
     return httpx.Client(base_url=url, timeout=20.0, trust_env=False, **options)
+
+
+class Place:
+    """A folder for one service and its config."""
+
+    def __init__(self, zygote: Zygote, toy: Path, folder: Path, **sections: Any) -> None:
+        self.zygote, self.folder = zygote, folder
+        own: dict[str, Any] = {"serve": {"dir": str(folder / "service"), "port": 0}}
+        self.cfg = toy_config(toy, **merged(own, sections))
+        self.file = folder / "toy.yaml"
+        self.file.write_text(dump_config(self.cfg), encoding="utf-8")
+
+    def start(self, *arguments: str, **order: Any) -> ServiceProcess:
+        """Start it, with more arguments."""
+        return ServiceProcess(self.zygote, self.folder / "out", [str(self.file), *arguments], **order)
+
+
+def refusal(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
+    """The error in an answer, in the one shape."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/json"
+    error = answer.json()["error"]
+    assert set(error) == {"code", "message", "got", "allowed", "hint", "retry"}
+    assert error["code"] == code
+    return dict(error)
+
+
+def connected(url: str) -> socket.socket:
+    """A bare connection."""
+    host, port = url.removeprefix("http://").split(":")
+    sock = socket.create_connection((host, int(port)), timeout=10)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
+
+
+def head(path: str, length: int) -> bytes:
+    """The beginning of a request with a body of tensors."""
+    return (
+        f"POST {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {TOKEN}\r\n"
+        f"content-type: {MEDIA_TYPE}\r\ncontent-length: {length}\r\n\r\n"
+    ).encode()

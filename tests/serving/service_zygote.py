@@ -1,9 +1,9 @@
-"""Forks `surefoot serve` processes, so that each costs a fork and not the seconds that the imports take.
+"""Forks `surefoot` processes, so that each costs a fork and not the seconds that the imports take.
 
 Reads a JSON object a line from stdin and answers with one on stdout:
 
     {"arguments": [...], "stdout": FILE, "stderr": FILE, "die": null | {...}, "limit": null | BYTES}    -> {"pid": ...}
-    {"wait": PID}                                                                                       -> {"code": ...}
+    {"poll": PID}                                                                                -> {"code": null | ...}
 
 ``die`` ends the process itself with SIGKILL at a call of a function: ``{"owner": "module:Class", "name": "write",
 "number": 1, "after": false, "call": null}``; with ``call`` at that call to the system within it. ``limit`` is the
@@ -71,11 +71,15 @@ def start(order: dict[str, Any]) -> int:
 
 if __name__ == "__main__":
     living: set[int] = set()
+    ended: dict[int, int] = {}
     for line in sys.stdin:
         order = json.loads(line)
-        if "wait" in order:
-            answer = {"code": os.waitstatus_to_exitcode(os.waitpid(order["wait"], 0)[1])}
-            living.discard(order["wait"])
+        if "poll" in order:
+            found, status = os.waitpid(order["poll"], os.WNOHANG) if order["poll"] in living else (0, 0)
+            if found:
+                living.discard(found)
+                ended[found] = os.waitstatus_to_exitcode(status)
+            answer = {"code": ended.get(order["poll"])}
         else:
             answer = {"pid": start(order)}
             living.add(answer["pid"])

@@ -16,6 +16,8 @@ from surefoot.config import Config
 from surefoot.protocols import Values
 from surefoot.serving.control import CheckpointRequest, ReleaseRequest, RestoreRequest
 from surefoot.serving.critic_host import CriticHost
+from surefoot.serving.critic_keeper import CriticKeeper
+from surefoot.serving.wire import TrainRequest
 from surefoot.training.durable import digest_file
 from tests.builders import merged
 from tests.serving.parts import (
@@ -307,9 +309,26 @@ def test_two_runs_do_not_share_the_critic(cfg: Config, monkeypatch: pytest.Monke
     host.restore(RestoreRequest("run-2", 0))
     assert (host.run, host.trained_step) == ("run-2", 0)
     assert refused(lambda: train(host, request)).code == "mismatch"
+    train(host, replace(request, run="run-2"))
     host.release(ReleaseRequest("run-2"))
-    # The first run finds its checkpoint again.
+    # The first run finds its checkpoint again, and nothing of the other's.
     assert host.restore(RestoreRequest(RUN, 1, saved.digest)).trained_step == 1
+    assert refused(lambda: train(host, request)).code == "stale_step"
+
+
+def test_a_training_longer_than_the_lease_does_not_end_it(cfg: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("surefoot.serving.bindings.time.monotonic", lambda: now[0])
+    host = begun(cfg, lease_s=60.0)
+    real = CriticKeeper.apply
+
+    def slow(keeper: CriticKeeper, request: TrainRequest) -> Any:
+        now[0] += 100
+        return real(keeper, request)
+
+    monkeypatch.setattr(CriticKeeper, "apply", slow)
+    train(host, train_requests(cfg, 1)[0])
+    assert refused(lambda: host.restore(RestoreRequest("run-2", 0))).code == "in_use"
 
 
 def test_a_released_critic_is_free_in_a_new_process_too(host: CriticHost, cfg: Config) -> None:

@@ -207,7 +207,7 @@ def test_many_kills_at_random_moments_change_nothing(
     zygote: Zygote, toy: Path, requests: list[TrainRequest], expected: list[Any], tmp_path: Path
 ) -> None:
     dice, kills, runs = random.Random(1), 0, 0
-    while kills < 60:
+    while kills < 40:
         found, more = kill_at_random(zygote, toy, requests, tmp_path / str(runs), dice)
         assert found == expected
         kills, runs = kills + more, runs + 1

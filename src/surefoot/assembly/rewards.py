@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from surefoot.assembly.models import choose_device
+from surefoot.assembly.services import remote_reward
 from surefoot.config import Config, RewardTerm
 from surefoot.models.reward_model import RewardModel
 from surefoot.models.tokenizer import TextCodec
@@ -12,13 +13,13 @@ from surefoot.rewards.model import ModelReward
 
 
 def build_reward(config: Config, codec: TextCodec | None) -> CompositeReward:
-    """The weighted sum of the config's terms; functions are loaded, reward models too.
+    """The weighted sum of the config's terms; functions are loaded, reward models too, and services are met.
 
     Args:
         config: section ``reward``.
         codec: the policy's, for rewards by span of text; None where none is at hand.
     Raises:
-        ConfigError, ModelError: a term cannot be used.
+        ConfigError, ModelError, ServiceError: a term cannot be used.
     """
     section = config.reward
     terms: list[Term] = []
@@ -41,6 +42,8 @@ def _term(config: Config, term: RewardTerm, codec: TextCodec | None) -> Term:
             trust_remote_code=config.model.trust_remote_code,
         )
         return ModelReward(term.name, model)
+    if term.kind == "remote":
+        return remote_reward(term)
     offsets = None if codec is None else codec.spans
     return FunctionReward(term, timeout_s=config.reward.timeout_s, seed=config.run.seed, offsets=offsets)
 

@@ -206,14 +206,8 @@ def run_server(
     Raises:
         SurefootError: a model could not be loaded.
     """
-    return asyncio.run(_serve(service, listener, create_app(service, token=token), drain_s, announce))
-
-
-async def _serve(
-    service: Service, listener: socket.socket, app: FastAPI, drain_s: float, announce: Callable[[], None]
-) -> int:
     config = uvicorn.Config(
-        app,
+        create_app(service, token=token),
         log_config=None,
         access_log=False,
         lifespan="off",
@@ -223,6 +217,13 @@ async def _serve(
         timeout_keep_alive=120,
         timeout_graceful_shutdown=max(1, round(drain_s)),
     )
+    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        return runner.run(_serve(service, listener, config, drain_s, announce))
+
+
+async def _serve(
+    service: Service, listener: socket.socket, config: uvicorn.Config, drain_s: float, announce: Callable[[], None]
+) -> int:
     server, ending = _Server(config), _Ending()
     loop = asyncio.get_running_loop()
 
@@ -248,7 +249,7 @@ async def _serve(
         raise ending.error
     left = drain_s - (time.monotonic() - (ending.since or time.monotonic()))
     try:
-        await asyncio.wait_for(service.close(), max(0.0, left))
+        await asyncio.wait_for(service.close(), max(0.5, left))
     except TimeoutError:
         logger.warning("a model still works after %g s: ending all the same, the journal has it", drain_s)
         logging.shutdown()

@@ -197,6 +197,7 @@ class CriticHost:
                 code="model_failed",
             ) from error
         keeper.keep(files, request, result)
+        self._bindings.touch(request.run)  # training may have taken longer than the lease
         return result
 
     def _repeat(self, files: RunFiles, request: TrainRequest) -> TrainResult:

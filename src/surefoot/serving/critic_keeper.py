@@ -163,7 +163,7 @@ class CriticKeeper:
         self.results.clear()
         with self.turn():
             held = self._build()
-            changed = self._initial not in (None, held.digest())
+            changed = self._initial is not None and held.digest() != self._initial
         if changed:
             raise RunFolderError(
                 "the model that the critic starts from is not the one that it started from before",
@@ -205,7 +205,11 @@ class CriticKeeper:
             result = self.apply(request)
         except Exception as error:
             if before is not None or not last:
-                raise RunError(f"step {step} of the journal cannot be applied again: {error!r}") from error
+                raise RunError(
+                    f"step {step} of the journal cannot be applied again: {error!r}",
+                    hint=f"start the service where and with what it ran before; or remove {files.journal.folder}, "
+                    "start it, and resume the run from its last checkpoint",
+                ) from error
             logger.error("step %d cannot be trained and is left out: %r", step, error, extra=self.labels())
             files.journal.drop_after(step - 1)
             self._rebuild()

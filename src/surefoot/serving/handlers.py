@@ -15,6 +15,8 @@ from surefoot.serving.service import Service
 from surefoot.serving.wire import MEDIA_TYPE
 
 JSON = "application/json"
+IDLE_S = 60.0
+"""Longest silence in the middle of a body."""
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -113,17 +115,23 @@ async def read_body(request: Request, limit: int) -> bytes:
 
     Raises:
         ServiceRefused: it is not.
-        ClientDisconnect: the client has gone in the middle of it.
+        ClientDisconnect: the client has gone in the middle of it, or is as silent as if it had.
     """
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > limit:
         raise _too_large(f"{announced} bytes", limit)
     pieces, size = [], 0
-    async for piece in request.stream():
-        size += len(piece)
-        if size > limit:
-            raise _too_large(f"more than {limit} bytes", limit)
-        pieces.append(piece)
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(IDLE_S) as patience:
+            async for piece in request.stream():
+                patience.reschedule(loop.time() + IDLE_S)
+                size += len(piece)
+                if size > limit:
+                    raise _too_large(f"more than {limit} bytes", limit)
+                pieces.append(piece)
+    except TimeoutError:
+        raise ClientDisconnect from None
     if announced.isdigit() and size != int(announced):
         raise ClientDisconnect
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)

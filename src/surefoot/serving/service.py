@@ -157,12 +157,9 @@ class Service:
         for lane in self._lanes:
             watch(f"{lane.name}_queue", "Requests that wait for the model.", partial(getattr, lane, "depth"))
         if self._has(self._critic_lane):
-            for name, what in (
-                ("trained_step", "The last step the critic was trained on."),
-                ("replayed", "Steps applied again from the journal."),
-                ("journal_bytes", "Size of the bound run's journal."),
-            ):
-                watch(name, what, partial(self._of_critic, name))
+            watch("trained_step", "Last step the critic was trained on.", partial(self._of_critic, "trained_step"))
+            watch("replayed_steps", "Steps applied again from the journal.", partial(self._of_critic, "replayed"))
+            watch("journal_bytes", "Size of the bound run's journal.", partial(self._of_critic, "journal_bytes"))
 
     def _of_critic(self, name: str) -> float:
         return float(getattr(self.critic, name, 0))
@@ -195,14 +192,17 @@ class Service:
 
     def readiness(self) -> Readiness:
         """Whether requests are answered, and if not, what that waits for."""
-        waits = [host.waits_for for host in (self.critic, self.reward) if host is not None and host.waits_for]
-        if self._hosts is None:
-            waits = ["loading the libraries"]
+        waits = self._waits_for()
+        if not waits and self.critic is not None and self.critic.broken:
+            waits = "a new start: the critic is lost"
+        return Readiness("waiting", waits) if waits else Readiness("ready")
+
+    def _waits_for(self) -> str:
         if self.draining:
-            waits = ["the end: it has been told to end"]
-        elif self.critic is not None and self.critic.broken:
-            waits = ["a new start: the critic is lost"]
-        return Readiness("waiting", "; ".join(waits)) if waits else Readiness("ready")
+            return "the end: it has been told to end"
+        if self._hosts is None:
+            return "loading the libraries"
+        return "; ".join(h.waits_for for h in (self.critic, self.reward) if h is not None and h.waits_for)
 
     def handshake(self) -> Handshake:
         """Who it is.
@@ -228,9 +228,9 @@ class Service:
         Raises:
             ServiceUnavailable: not yet, or no more.
         """
-        waits_for = self.readiness().waits_for
-        if waits_for is not None:
-            raise ServiceUnavailable("the service is not ready", got=f"waiting for {waits_for}", code="not_ready")
+        waits = self._waits_for()  # a critic that is lost says so itself: asking again later would not help
+        if waits:
+            raise ServiceUnavailable("the service is not ready", got=f"waiting for {waits}", code="not_ready")
 
     # ------------------------------------------------------------------------------------------------------- requests
 
