@@ -110,6 +110,10 @@ def optimise(
             tuple(Update(e, 0, skipped=True) for e in range(cfg.ppo.epochs) for _ in range(cfg.ppo.minibatches))
         )
     plan = plan_minibatches(batch, cfg, step)
+    # Schedules go by the planned steps, wherever the last step's updates were stopped.
+    for optimizer in (learner.policy_optimizer, learner.critic_optimizer):
+        if optimizer is not None:
+            optimizer.move_to((step - 1) * cfg.ppo.epochs * cfg.ppo.minibatches)
     work = _Work(batch, cfg, coef, frozen=warming_up)
     shared = isinstance(learner.critic, SharedCritic)
     policy_clock, critic_clock = _Lasting(), _Lasting()
