@@ -131,7 +131,7 @@ def optimise(
 
     seconds = {}
     served = isinstance(learner.critic, ServedCritic)
-    together = cfg.critic.overlap if served else side_by_side(cfg, learner.policy.lm.device)
+    together = cfg.critic.overlap if served else cfg.batch.side_by_side == "on"
     if together and not shared and not warming_up:
         # A critic elsewhere only has to be waited for.
         critic, policy = in_lanes((critic_work, policy_work), share_threads=not served)
@@ -155,14 +155,6 @@ class _Lasting:
         self.begun = time.perf_counter()
         yield from updates
         self.ended = time.perf_counter()
-
-
-def side_by_side(cfg: Config, device: torch.device) -> bool:
-    """Whether policy and a separate critic are trained at the same time, half of the threads each."""
-    if cfg.batch.side_by_side != "auto":
-        return cfg.batch.side_by_side == "on"
-    threads = cfg.run.threads or torch.get_num_threads()
-    return device.type == "cpu" and threads > 1 and not cfg.model.gradient_checkpointing
 
 
 def update_kl(policy: CausalPolicy, batch: Batch) -> float:
