@@ -72,7 +72,9 @@ class Trial:
         path.write_text(text, encoding="utf-8")
         return str(path)
 
-    def serve(self, *, die: Mapping[str, Any] | None = None, limit: int | None = None, **changes: Any) -> ServiceProcess:
+    def serve(
+        self, *, die: Mapping[str, Any] | None = None, limit: int | None = None, **changes: Any
+    ) -> ServiceProcess:
         """A service that is not started again."""
         file = self.file("service", **changes)
         return ServiceProcess(self.zygote, self.folder / "service-out", [file], die=die, limit=limit)
@@ -162,9 +164,7 @@ def paragraph(process: Process) -> str:
     return text[text.index("error: ") :]
 
 
-def mine(
-    owner: str, name: str, number: int = 1, *, after: bool = False, call: int | None = None
-) -> dict[str, Any]:
+def mine(owner: str, name: str, number: int = 1, *, after: bool = False, call: int | None = None) -> dict[str, Any]:
     """SIGKILL at a call of a function."""
     return {"owner": owner, "name": name, "number": number, "after": after, "call": call}
 
