@@ -125,6 +125,9 @@ class CriticKeeper:
         held = self.critic
         self._fresh = False
         plan = [[list(minibatch) for minibatch in epoch] for epoch in request.plan]
+        # As in one process: schedules go by the planned steps, wherever the updates of earlier ones were stopped.
+        planned = self._cfg.ppo.epochs * self._cfg.ppo.minibatches
+        held.optimizer.move_to((request.step - 1) * planned)
         with self.turn():
             updates = list(update_critic(held.critic, held.optimizer, StepBatch.of(request), plan, self._cfg))
         self.trained = request.step
