@@ -28,6 +28,7 @@ MASKS, KLS, WHITENING, GAE = (
     f"tests/algo/test_{name}.py" for name in ("aggregation", "divergence", "whitening", "advantages")
 )
 UPDATE, STEP, RECORDS = (f"tests/training/test_{name}.py" for name in ("update", "step", "step_records"))
+SCHEDULE = "tests/training/test_schedule.py"
 OPTIMIZER, RESUME = (f"tests/training/test_{name}.py" for name in ("optimizer", "resume"))
 EVALUATION, STOPPING = (f"tests/training/test_{name}.py" for name in ("evaluation", "stopping"))
 OPTIMUM = "tests/training/test_optimum.py::test_ppo_reaches_the_optimum"
@@ -261,9 +262,9 @@ MUTATIONS = (
     Mutation(
         "the schedule starts again after a resume",
         "training/optimizer.py",
-        'self.steps_taken = int(counts["steps_taken"])',
-        "self.steps_taken = 0",
-        (OPTIMIZER,),
+        'self.position = int(counts.get("position", self.steps_taken))',
+        "self.position = 0",
+        (OPTIMIZER, SCHEDULE),
     ),
     Mutation(
         "non-finite gradients stepped on",
@@ -282,8 +283,8 @@ MUTATIONS = (
     Mutation(
         "one rate for all groups",
         "training/optimizer.py",
-        'group["lr"] = rate * factor',
-        'group["lr"] = self.rates[0] * factor',
+        "rates.append(rate * factor)",
+        "rates.append(self.rates[0] * factor)",
         (OPTIMIZER,),
     ),
     # ---------------------------------------------------------------- step, controllers, evaluation, stopping
@@ -422,6 +423,27 @@ MUTATIONS = (
         "step=seed[1], index=index",
         "step=seed[1]",
         (ENGINE,),
+    ),
+    Mutation(
+        "a schedule that steps left out do not move",
+        "training/update.py",
+        "optimizer.move_to((step - 1) * cfg.ppo.epochs * cfg.ppo.minibatches)",
+        "pass",
+        (SCHEDULE,),
+    ),
+    Mutation(
+        "the policy's schedule runs while only the critic is trained",
+        "training/optimizer.py",
+        "if moving[i] or not any(moving):",
+        "if True:",
+        (SCHEDULE,),
+    ),
+    Mutation(
+        "a checkpoint that copies the moments",
+        "training/optimizer.py",
+        'f"{name}::{key}": value.detach()',
+        'f"{name}::{key}": value.detach().clone()',
+        ("tests/training/test_memory.py",),
     ),
     # ---------------------------------------------------------------- what makes it fast
     Mutation(

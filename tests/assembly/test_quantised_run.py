@@ -14,8 +14,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from surefoot.assembly import plan as planning
-from surefoot.assembly.memory import estimate_memory
+from surefoot.assembly.memory import Estimate, memory_for
 from surefoot.assembly.preflight import preflight
+from surefoot.assembly.step_sizes import even_prompts
 from surefoot.assembly.train import train
 from surefoot.config import Config, require
 from surefoot.errors import ConfigError, MissingExtra
@@ -41,6 +42,11 @@ def config_of(folder: Path, kind: str, **sections: Any) -> Config:
 def metrics_of(config: Config) -> list[dict[str, Any]]:
     text = (Path(config.run.dir) / "run" / "metrics.jsonl").read_text(encoding="utf-8")
     return [{k: v for k, v in json.loads(line).items() if not k.startswith(UNSTABLE)} for line in text.splitlines()]
+
+
+def planned_for(config: Config, folder: Path) -> Estimate:
+    """For prompts of 8 tokens."""
+    return memory_for(config, load_model_config(str(folder)), even_prompts(config, 8))
 
 
 def weights_of(config: Config) -> dict[str, torch.Tensor]:
@@ -106,17 +112,17 @@ def test_bytes_are_known_before_anything_is_loaded(kind: str, sizes: dict[str, i
     model = {"quantize": kind, "lora": {"rank": 2}, "reference": str(folder), "dtype": "float32"}
     config = make_config(folder, model=model)
     parts = make_parts(config, lambda tokens: 1.0, vocabulary=40)
-    planned = estimate_memory(config, load_model_config(str(folder)), 8)
+    planned = planned_for(config, folder)
     for name, role in measured_roles(parts).items():
         assert role["parameters"] == planned.roles[name].parameters, name
-    full = estimate_memory(make_config(folder, model={**model, "quantize": None}), load_model_config(str(folder)), 8)
+    full = planned_for(make_config(folder, model={**model, "quantize": None}), folder)
     for name in ("policy", "critic", "reference"):
         assert planned.roles[name].parameters < 0.6 * full.roles[name].parameters
     assert planned.model == full.roles["reference"].parameters, "the aligned model is written in full"
     assert planned.phases["load"].total == full.roles["reference"].parameters
     assert "load" not in full.phases
     stored = make_config(folder, model=model, rollout={"decode_weights": "stored"})
-    assert estimate_memory(stored, load_model_config(str(folder)), 8).rollout < planned.rollout
+    assert planned_for(stored, folder).rollout < planned.rollout
 
 
 def test_a_reference_of_its_own_is_quantised_and_kl_starts_at_zero(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
@@ -60,3 +61,27 @@ def test_ctrl_c_ends_a_command_with_one_line(
     assert outcome.err.count("stopped") == 1
     assert not any(word in outcome.err for word in ("Traceback", "Aborted", "KeyboardInterrupt"))
     assert (space.path / "runs" / "c").exists() == (moment == STEP)
+
+
+def test_an_interrupt_that_comes_without_the_signal(bare: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As libraries raise it that have a handler of their own."""
+
+    def stopped(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("surefoot.cli.runs.run_folders", stopped)
+    outcome = bare.run("runs", "list")
+    assert (outcome.code, outcome.err, outcome.out) == (130, "stopped at once; nothing was written\n", "")
+
+
+def test_an_error_that_a_library_made_of_the_signal(bare: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*args: object) -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise RuntimeError("could not be imported") from None
+
+    monkeypatch.setattr("surefoot.cli.runs.run_folders", stopped)
+    outcome = bare.run("runs", "list")
+    assert (outcome.code, outcome.err) == (130, "stopped at once; nothing was written\n")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

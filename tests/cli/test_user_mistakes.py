@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import re
 import shutil
@@ -267,6 +268,23 @@ def test_a_reward_model_that_is_none(space: Workspace) -> None:
 )
 def test_the_other_commands_say_so_too(arguments: tuple[str, ...], bare: Workspace) -> None:
     refused(bare, *arguments)
+
+
+def test_columns_of_any_type_go_through_a_whole_run(space: Workspace) -> None:
+    """Bytes and dates reach the reward; nothing that a run writes needs them to be JSON."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    texts = [f"Write one review about a {a} film ." for a in ("new", "old", "slow", "loud")]
+    columns = {"prompt": texts, "day": [datetime.date(2024, 1, 1)] * 4, "raw": [b"\xff"] * 4, "no": [None] * 4}
+    pq.write_table(pa.table(columns), space.path / "p.parquet")
+    space.write(
+        "reward.py",
+        "def tone(completions, day, raw, **columns):\n    return [float(d.year + r[0]) for d, r in zip(day, raw)]",
+    )
+    outcome = space.run("train", "c.yaml", "data.prompts=p.parquet", "evaluate.prompts=p.parquet", "run.steps=1")
+    assert outcome.code == 0, outcome
+    assert json.loads((space.path / "runs/c/metrics.jsonl").read_text())["score/mean"] == 2024 + 255
 
 
 @pytest.mark.parametrize(

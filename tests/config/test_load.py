@@ -289,8 +289,10 @@ def test_an_override_is_read_as_yaml(override: str, key: str, value: Any, tmp_pa
     assert str(found).endswith("a=b.py:f") if value is None and "target" in key else found == value
 
 
-@pytest.mark.parametrize("key", ["packing", "side_by_side"])
-@pytest.mark.parametrize("word", ["on", "off", "'off'", "auto"])
+@pytest.mark.parametrize(
+    ("key", "word"),
+    [("packing", w) for w in ("on", "off", "'off'", "auto")] + [("side_by_side", w) for w in ("on", "off", "'on'")],
+)
 def test_on_and_off_are_words(key: str, word: str, tmp_path: Path) -> None:
     """YAML 1.1 reads them as booleans, and the documented value would be refused."""
     file = write(tmp_path / "c.yaml", f"batch: {{{key}: {word}}}\n")

@@ -22,7 +22,7 @@ from surefoot.training.estimate import Batch, estimate
 from surefoot.training.losses import Coefficients, Counts, share
 from surefoot.training.optimizer import Optimizer
 from surefoot.training.step import Parts, read
-from surefoot.training.update import Updates, optimise, plan_minibatches, side_by_side
+from surefoot.training.update import Updates, optimise, plan_minibatches
 from tests.builders import make_config, make_parts, merged, save_gpt2, save_llama
 
 ORACLES = Path(__file__).resolve().parents[1] / "oracles"
@@ -397,18 +397,6 @@ def test_policy_and_critic_side_by_side_learn_what_they_learn_one_after_the_othe
     assert together.seconds.keys() == {"critic_train", "critic_wait"} and not apart.seconds
     assert 0 <= together.seconds["critic_wait"] < together.seconds["critic_train"]
     assert all(torch.equal(weights[name], same[name]) for name in weights)
-
-
-def test_side_by_side_is_for_processors_with_threads_and_memory_to_share() -> None:
-    def chosen(device: str = "cpu", **sections: Any) -> bool:
-        return side_by_side(make_config(Path("unused"), **sections), torch.device(device))
-
-    assert chosen(run={"threads": 2})
-    assert not chosen(run={"threads": 1})
-    assert not chosen("cuda", run={"threads": 2})
-    assert not chosen(run={"threads": 2}, model={"gradient_checkpointing": True})
-    assert chosen("cuda", batch={"side_by_side": "on"})
-    assert not chosen(run={"threads": 2}, batch={"side_by_side": "off"})
 
 
 # ------------------------------------------------------------------------------------------ the ratio's denominator

@@ -33,7 +33,6 @@ from surefoot.assembly.roles import (
 from surefoot.assembly.step_sizes import StepSizes
 from surefoot.config import Config
 from surefoot.rollout.decoding import PREFILL_TOKENS
-from surefoot.training.update import side_by_side
 
 
 @dataclass(frozen=True)
@@ -177,7 +176,7 @@ def _update(run: Holder, sizes: StepSizes) -> Iterable[Phase]:
 
 
 def _side_by_side(run: Holder) -> bool:
-    return CRITIC in run.roles and side_by_side(run.config, run.device)
+    return CRITIC in run.roles and run.config.batch.side_by_side == "on"
 
 
 def _update_of(run: Holder, sizes: StepSizes, name: str) -> Iterable[Phase]:

@@ -27,8 +27,10 @@ def check_tokenizer(config: Config, codec: TextCodec, rows: RowSet, prompts: Pro
 
 def check_settings(codec: TextCodec, embedding_rows: int, verdicts: Verdicts) -> None:
     """Vocabulary and generation settings of the model folder; needs no prompts."""
-    plan = codec.check_vocabulary(embedding_rows)
-    if plan.grow:
+    plan = verdicts.attempt("tokenizer/vocabulary", lambda: codec.check_vocabulary(embedding_rows))
+    if plan is None:
+        pass
+    elif plan.grow:
         verdicts.warn(
             "tokenizer/vocabulary",
             f"the tokenizer has ids up to {plan.rows_needed - 1}, the model {plan.embedding_rows} rows: rows are added",

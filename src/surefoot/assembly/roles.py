@@ -9,6 +9,7 @@ from typing import Any
 from surefoot.assembly.model_shape import ModelShape, shape_of
 from surefoot.assembly.models import critic_source
 from surefoot.config import Config
+from surefoot.errors import ModelError
 from surefoot.models.load import DTYPES, load_model_config, read_json
 from surefoot.models.lora import base_of_adapter, is_adapter
 from surefoot.models.quantise import stored_bytes
@@ -65,7 +66,16 @@ def lora_of(config: Config, role: str) -> Lora | None:
     if role != POLICY or not is_adapter(folder):
         return None
     saved = read_json(Path(folder) / "adapter_config.json")
-    return Lora(int(saved.get("r", 8)), saved.get("target_modules") or "all-linear", copies=2)
+    rank, targets = saved.get("r", 8), saved.get("target_modules") or "all-linear"
+    names = [targets] if isinstance(targets, str) else targets
+    if not isinstance(rank, int) or not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ModelError(
+            "the adapter's config could not be read",
+            got=f"{folder} (r: {rank!r}, target_modules: {targets!r})",
+            allowed="a whole number, and a list of module names",
+            hint="correct adapter_config.json",
+        )
+    return Lora(rank, targets, copies=2)
 
 
 def shapes_of(config: Config, model_config: Any) -> dict[str, ModelShape]:

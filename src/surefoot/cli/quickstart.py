@@ -13,7 +13,8 @@ from typing import Any
 from surefoot.cli.interrupts import Stopped
 from surefoot.cli.train import stopped_at_once
 from surefoot.config import Config, load_config
-from surefoot.errors import ConfigError
+from surefoot.config.paths import shown
+from surefoot.errors import ConfigError, RunFolderError
 from surefoot.training.durable import read_records, write_file
 
 HELD_OUT_FILMS = 96
@@ -81,7 +82,14 @@ def say(text: str) -> None:
 def prepare(size: str, folder: Path) -> Path:
     """Write config, prompts and reward where they can be looked at and changed; returns the config."""
     inputs = folder / f"{NAMES[size]}-inputs"
-    inputs.mkdir(parents=True, exist_ok=True)
+    try:
+        inputs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunFolderError(
+            f"the folder for the quickstart cannot be made: {error.strerror}",
+            got=shown(str(inputs)),
+            hint="set --dir to a folder that exists or can be made",
+        ) from error
     source = files("surefoot.cli") / "quickstart_files"
     write_file(inputs / "reward.py", (source / "reward.py").read_bytes())
     model = _film_inputs(inputs) if size == "full" else _toy_inputs(inputs)

@@ -128,9 +128,9 @@ class BatchSection(Section):
     """Tokens per micro-batch at most, padding included; one trajectory always fits."""
     packing: Literal["auto", "on", "off"] = "auto"
     """Lay rows end to end without padding, where the model's attention allows it."""
-    side_by_side: Literal["auto", "on", "off"] = "auto"
-    """Train policy and separate critic at the same time, half of the CPU threads each: faster, and both models'
-    activations are in memory at once. `auto`: on a CPU, unless `model.gradient_checkpointing` asks for less memory."""
+    side_by_side: Literal["on", "off"] = "off"
+    """`on`: train policy and separate critic at the same time, half of the CPU threads each; both models' activations
+    are in memory at once. Faster where other processes are busy too; on two quiet cores no faster."""
 
 
 class CheckpointSection(Section):

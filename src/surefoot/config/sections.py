@@ -5,6 +5,7 @@ Each key's docstring is its documentation: ``docs/config.md`` is generated from 
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
@@ -53,6 +54,16 @@ class LoraSection(Section):
     """Scale: the adapter's output is multiplied by alpha / rank."""
     targets: str | list[str] = "all-linear"
     """`all-linear` or a list of module names."""
+
+    @field_validator("targets")
+    @classmethod
+    def _a_pattern(cls, targets: str | list[str]) -> str | list[str]:
+        """A text other than `all-linear` is a regular expression for whole names."""
+        try:
+            re.compile(targets if isinstance(targets, str) else "")
+        except re.error as error:
+            raise ValueError(f"is no regular expression: {error}; hint: a list of module names, as [q_proj]") from error
+        return targets
 
 
 class ModelSection(Section):

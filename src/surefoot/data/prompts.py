@@ -81,12 +81,14 @@ def prepare_prompts(
     dropped: list[str] = []
     cut: list[str] = []
     refused: list[tuple[str, str]] = []
+    hint: str | None = None
     lengths: dict[str, int] = {}
     for row in rows:
         try:
             ids, text = encoder.encode_prompt(row.prompt)
         except DataError as error:
-            refused.append((row.id, str(error)))
+            refused.append((row.id, str(error).removesuffix(f"; hint: {error.hint}")))
+            hint = error.hint
             continue
         if len(ids) > section.max_prompt_tokens:
             lengths[row.id] = len(ids)
@@ -98,7 +100,7 @@ def prepare_prompts(
             cut.append(row.id)
         prompts.append(_prompt(row, ids, text))
     if refused and section.bad_rows == "error":
-        raise DataError(f"{len(refused)} of {len(rows)} rows cannot be encoded: " + _shown_reasons(refused))
+        raise DataError(f"{len(refused)} of {len(rows)} rows cannot be encoded: " + _shown_reasons(refused), hint=hint)
     if lengths and section.overlong == "error":
         raise _too_long(lengths, section)
     found = PromptSet(tuple(prompts), tuple(dropped), tuple(cut), tuple(refused))

@@ -89,7 +89,9 @@ class ChatEncoder:
                 got=f"{error.message} (line {error.lineno})",
                 hint="set model.chat_template to one that is",
             ) from error
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
+        except MemoryError:
+            raise
+        except Exception as error:  # A template can raise anything.
             raise DataError(
                 f"the chat template of {self._name} refuses the messages",
                 got=" ".join(str(error).split()) or type(error).__name__,

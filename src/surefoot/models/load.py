@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as library_logging
 
 from surefoot.errors import ModelError
@@ -35,6 +35,7 @@ DTYPES = {
 }
 # What else a folder may hold; as a policy it would be read with an output layer that nobody trained.
 OTHER_TASKS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMaskedLM")
+SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
 # Rotary embeddings of these types depend on the longest row of a batch once it is longer than the original context.
 BATCH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
@@ -200,17 +201,31 @@ def load_model_config(folder: str, *, trust_remote_code: bool = False) -> Any:
     hint = "config.json must be that of a model that transformers knows; download it again if it was not edited"
     with library_faults("the model's config could not be read", folder, hint), quiet_library():
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    architectures = getattr(config, "architectures", None)
-    if architectures is not None and not (
-        isinstance(architectures, list) and all(isinstance(name, str) for name in architectures)
-    ):
-        raise ModelError(
-            "the model's config could not be read",
-            got=f"{folder} (architectures: {architectures!r})",
-            allowed='a list of names, as ["LlamaForCausalLM"]',
-            hint="correct config.json",
-        )
+    _refuse_odd_config(config, folder)
     return config
+
+
+def _refuse_odd_config(config: Any, folder: str) -> None:
+    """What the library takes from a config as it stands, and what nothing can be made of."""
+    names, text = getattr(config, "architectures", None), config.get_text_config()
+    named = names is None or (isinstance(names, list) and all(isinstance(name, str) for name in names))
+    odd = [] if named else [f"architectures: {names!r}"]
+    if not isinstance(text, PreTrainedConfig):
+        odd.append(f"text_config: {text!r}")
+    for key in SIZES if not odd else ():
+        value = getattr(text, key, None)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            odd.append(f"{key}: {value!r}")
+    window = getattr(text, "sliding_window", None)
+    if window is not None and not isinstance(window, int):
+        odd.append(f"sliding_window: {window!r}")
+    if odd:
+        raise ModelError(
+            "the model's config cannot be used",
+            got=f"{folder} ({'; '.join(odd)})",
+            allowed="whole numbers from 1 on for sizes, a list of names for architectures",
+            hint="correct config.json, or download it again if it was not edited",
+        )
 
 
 def from_pretrained(auto: Any, folder: str, *, may_miss: tuple[str, ...] = (), **options: Any) -> Any:
@@ -226,6 +241,12 @@ def from_pretrained(auto: Any, folder: str, *, may_miss: tuple[str, ...] = (), *
     with library_faults("the model could not be loaded", folder, hint), quiet_library():
         model, info = auto.from_pretrained(
             folder, use_safetensors=True, attn_implementation=NAME, output_loading_info=True, **options
+        )
+    if getattr(model.config, "quantization_config", None) is not None:
+        raise ModelError(
+            "the model's files hold quantized weights, and whole ones are needed",
+            got=folder,
+            hint="take the model's unquantized version; model.quantize makes it smaller when it is loaded",
         )
     missing = sorted(name for name in info["missing_keys"] if not name.startswith(may_miss))
     if missing:

@@ -156,9 +156,15 @@ class Line:
 
 
 def lines_of(path: Path) -> Iterator[Line]:
-    """The whole lines of a JSONL file; one without its line end is torn, or still being written, and left out."""
+    """The whole lines of a JSONL file; one without its line end is torn, or still being written, and left out.
+
+    Raises:
+        RunFolderError: there is something else in its place.
+    """
     if not path.exists():
         return
+    if not path.is_file():
+        raise RunFolderError(f"{path} is no file", hint="restore the run folder from a copy")
     with path.open("rb") as stream:
         for number, data in enumerate(stream, start=1):
             if not data.endswith(b"\n"):

@@ -46,11 +46,18 @@ def schedule_factor(step: int, *, schedule: str, warmup: int, total: int) -> flo
 class Optimizer:
     """AdamW over named groups of parameters.
 
+    A group's schedule goes from the first step that moves it to the run's last planned one. So it ends at 0 however
+    long the critic warms up before the policy begins, and however many steps are left out on the way.
+
     Args:
         groups: learning rates with their parameters by name; names are unique over all groups.
         cfg: the config's ``optim`` section.
-        total_steps: optimizer steps of the whole run.
+        total_steps: optimizer steps that the whole run plans.
         max_skipped: steps in a row that may be skipped.
+
+    Attributes:
+        position: of the next step among the planned ones, from 0.
+        starts: of each group, the position of its first step; None before.
     """
 
     def __init__(
@@ -64,7 +71,8 @@ class Optimizer:
         self.cfg, self.total_steps, self.max_skipped = cfg, total_steps, max_skipped
         self.named = {name: p for _, group in groups for name, p in group.items()}
         self.rates = [rate for rate, _ in groups]
-        self.steps_taken = self.skipped_in_a_row = self.skipped_total = 0
+        self.steps_taken = self.skipped_in_a_row = self.skipped_total = self.position = 0
+        self.starts: list[int | None] = [None] * len(groups)
         self.adam = torch.optim.AdamW(
             [{"params": list(group.values()), "lr": rate} for rate, group in groups],
             betas=cfg.betas,
@@ -77,19 +85,21 @@ class Optimizer:
         """Forget gradients."""
         self.adam.zero_grad(set_to_none=True)
 
+    def move_to(self, position: int) -> None:
+        """Say where the next step stands among the planned ones: those that were not taken count for the schedule."""
+        self.position = position
+
     def step(self, loss: float) -> StepOutcome:
         """Clip, step and advance the schedule; a non-finite loss or gradient is skipped and counted.
 
         Raises:
             TrainingError: too many steps in a row were skipped.
         """
-        factor = schedule_factor(
-            self.steps_taken, schedule=self.cfg.schedule, warmup=self.cfg.warmup_steps, total=self.total_steps
-        )
-        for group, rate in zip(self.adam.param_groups, self.rates, strict=True):
-            group["lr"] = rate * factor
-        lr = self.rates[0] * factor
+        for group, rate in zip(self.adam.param_groups, self._scheduled(), strict=True):
+            group["lr"] = rate
+        lr = float(self.adam.param_groups[0]["lr"])
         self.steps_taken += 1
+        self.position += 1
         norm = clip_gradients(self.named.values(), self.cfg.max_grad_norm)
         if not math.isfinite(loss) or not math.isfinite(norm):
             return self._skip(lr, loss, norm)
@@ -97,6 +107,25 @@ class Optimizer:
         self.adam.step()
         self.zero()
         return StepOutcome(norm, lr, skipped=False)
+
+    def _scheduled(self) -> list[float]:
+        """Each group's learning rate now. One that stands still while another moves has not begun."""
+        moving = [any(p.grad is not None for p in group["params"]) for group in self.adam.param_groups]
+        rates = []
+        for i, rate in enumerate(self.rates):
+            start = self.starts[i]
+            if start is None:
+                start = self.position
+                if moving[i] or not any(moving):
+                    self.starts[i] = start
+            factor = schedule_factor(
+                self.position - start,
+                schedule=self.cfg.schedule,
+                warmup=self.cfg.warmup_steps,
+                total=self.total_steps - start,
+            )
+            rates.append(rate * factor)
+        return rates
 
     def _skip(self, lr: float, loss: float, norm: float) -> StepOutcome:
         self.zero()
@@ -124,6 +153,8 @@ class Optimizer:
             "steps_taken": self.steps_taken,
             "skipped_in_a_row": self.skipped_in_a_row,
             "skipped_total": self.skipped_total,
+            "position": self.position,
+            "starts": list(self.starts),
         }
         return tensors, counts
 
@@ -151,6 +182,9 @@ class Optimizer:
         self.steps_taken = int(counts["steps_taken"])
         self.skipped_in_a_row = int(counts["skipped_in_a_row"])
         self.skipped_total = int(counts["skipped_total"])
+        # Checkpoints from before these two were kept began at the first step and left none out.
+        self.position = int(counts.get("position", self.steps_taken))
+        self.starts = list(counts.get("starts", [0 if self.steps_taken else None] * len(self.starts)))
 
 
 def clip_gradients(parameters: Any, max_norm: float | None) -> float:

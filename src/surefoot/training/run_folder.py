@@ -156,7 +156,7 @@ class RunFolder:
         if not resume:
             raise in_the_way(self.path)
         if self.config.exists():
-            check_resumed_config(self.config.read_text(encoding="utf-8"), config_text)
+            check_resumed_config(self._config_text(), config_text)
         else:
             self._refuse_strangers()
         self._lock = FolderLock.take(self.lock_file)
@@ -164,9 +164,17 @@ class RunFolder:
             self._start(config_text)
             return
         # Again under the lock: another process may have resumed the run, and ended, in between.
-        self.changed = check_resumed_config(self.config.read_text(encoding="utf-8"), config_text)
+        self.changed = check_resumed_config(self._config_text(), config_text)
         self.resumed = True
         self._pending_config = config_text
+
+    def _config_text(self) -> str:
+        try:
+            return self.config.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise RunFolderError(
+                "the run's config.yaml cannot be read", got=f"{self.config} ({error})", hint="restore it from a copy"
+            ) from error
 
     def _refuse_strangers(self) -> None:
         strangers = [p.name for p in self.path.iterdir() if p != self.lock_file and not _LEFTOVER.fullmatch(p.name)]

@@ -110,6 +110,10 @@ def optimise(
             tuple(Update(e, 0, skipped=True) for e in range(cfg.ppo.epochs) for _ in range(cfg.ppo.minibatches))
         )
     plan = plan_minibatches(batch, cfg, step)
+    # Schedules go by the planned steps, wherever the last step's updates were stopped.
+    for optimizer in (learner.policy_optimizer, learner.critic_optimizer):
+        if optimizer is not None:
+            optimizer.move_to((step - 1) * cfg.ppo.epochs * cfg.ppo.minibatches)
     work = _Work(batch, cfg, coef, frozen=warming_up)
     shared = isinstance(learner.critic, SharedCritic)
     policy_clock, critic_clock = _Lasting(), _Lasting()
@@ -127,7 +131,7 @@ def optimise(
 
     seconds = {}
     served = isinstance(learner.critic, ServedCritic)
-    together = cfg.critic.overlap if served else side_by_side(cfg, learner.policy.lm.device)
+    together = cfg.critic.overlap if served else cfg.batch.side_by_side == "on"
     if together and not shared and not warming_up:
         # A critic elsewhere only has to be waited for.
         interrupt = learner.critic.interrupt if isinstance(learner.critic, ServedCritic) else lambda: None
@@ -152,14 +156,6 @@ class _Lasting:
         self.begun = time.perf_counter()
         yield from updates
         self.ended = time.perf_counter()
-
-
-def side_by_side(cfg: Config, device: torch.device) -> bool:
-    """Whether policy and a separate critic are trained at the same time, half of the threads each."""
-    if cfg.batch.side_by_side != "auto":
-        return cfg.batch.side_by_side == "on"
-    threads = cfg.run.threads or torch.get_num_threads()
-    return device.type == "cpu" and threads > 1 and not cfg.model.gradient_checkpointing
 
 
 def update_kl(policy: CausalPolicy, batch: Batch) -> float:
