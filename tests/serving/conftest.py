@@ -9,7 +9,7 @@ import pytest
 
 from tests.serving.parts import make_toy_reward, toy_config
 from tests.serving.processes import Zygote
-from tests.serving.whole_runs import TOKEN, Trial
+from tests.serving.whole_runs import TOKEN, Outcome, Trial
 
 
 @pytest.fixture(scope="session")
@@ -31,3 +31,9 @@ def runs_toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trial(runs_zygote: Zygote, runs_toy: Path, tmp_path: Path) -> Trial:
     """Of the toy config as it is."""
     return Trial(runs_zygote, runs_toy, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def untouched(runs_zygote: Zygote, runs_toy: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """Of a run of that config in one process, which nobody touches."""
+    return Trial(runs_zygote, runs_toy, tmp_path_factory.mktemp("untouched")).finish("local")

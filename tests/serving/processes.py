@@ -77,7 +77,8 @@ class Process:
         folder.mkdir(parents=True, exist_ok=True)
         number = len(list(folder.glob("*.out")))
         self.stdout, self.stderr = folder / f"{number}.out", folder / f"{number}.err"
-        self.stdout.touch()
+        for file in (self.stdout, self.stderr):
+            file.touch()
         files = {"stdout": str(self.stdout), "stderr": str(self.stderr)}
         self.pid = int(zygote.ask(arguments=list(arguments), **files, **order)["pid"])
         self._code: int | None = None

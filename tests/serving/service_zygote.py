@@ -28,7 +28,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import surefoot.assembly.hosts
 import surefoot.serving.app  # noqa: F401
 from surefoot.cli.main import main
+from surefoot.training import lineage
 from tests.training.run_killer import die_at_call, die_inside
+
+# Looked up once: the packages are the same for every child, and each would take a third of its time for that.
+PACKAGES = lineage.package_versions()
+lineage.package_versions = lambda: PACKAGES
 
 
 def prepare(die: dict[str, Any] | None, limit: int | None) -> None:

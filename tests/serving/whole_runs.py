@@ -11,13 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
 from surefoot.config import Config, dump_config
 from surefoot.training.checkpoint import MANIFEST, CheckpointStore
 from surefoot.training.durable import read_records
 from surefoot.training.run_folder import RunFolder
 from tests.builders import merged
 from tests.serving.parts import toy_config
-from tests.serving.processes import KilledAgain, Process, ServiceProcess, Zygote
+from tests.serving.processes import KilledAgain, Process, ServiceProcess, Zygote, ready_client
 
 TOKEN = "a-token-of-enough-letters"
 NOT_COMPARED = ("time/", "memory/", "throughput/")
@@ -188,3 +191,23 @@ def write_failing_reward(folder: Path) -> Sequence[Mapping[str, Any]]:
     """``reward.terms`` with a function that fails on some rows."""
     (folder / "failing.py").write_text(FAILING, encoding="utf-8")
     return [{"name": "distinct", "target": f"{folder / 'failing.py'}:score"}]
+
+
+def ready(service: ServiceProcess) -> str:
+    """The address of a service, once it answers."""
+    with ready_client(service.address(), token=TOKEN):
+        return service.address()
+
+
+def broken_model(folder: Path, *, model: Path) -> str:
+    """A copy of a model that gives NaN for every text, and finite numbers for the ids that it is tried with at first."""
+    folder.mkdir()
+    for path in model.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    weights = load_file(folder / "model.safetensors")
+    (name,) = (name for name in weights if "embed_tokens" in name)
+    rows = np.array(weights[name])
+    tried = [number * 7919 % len(rows) for number in range(1, 13)]
+    rows[[row for row in range(len(rows)) if row not in tried]] = np.nan
+    save_file({**weights, name: rows}, folder / "model.safetensors", metadata={"format": "pt"})
+    return str(folder)

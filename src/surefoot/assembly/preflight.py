@@ -49,7 +49,7 @@ GROUPS: Final = (
 )
 """The groups of checks, in the order they are shown in."""
 GB: Final = 1e9
-CRITIC_PATIENCE_S: Final = 10.0
+SERVICE_PATIENCE_S: Final = 10.0
 HELPS: Final = (
     "try model.lora, critic.kind: shared, model.gradient_checkpointing, smaller batch.tokens or rollout.max_rows"
 )
@@ -69,7 +69,7 @@ def preflight(config: Config) -> list[Finding]:
     config = _check_machine(config, verdicts)
     with exact_arithmetic(config.run.threads):
         codec = verdicts.attempt("tokenizer/load", lambda: _codec(config))
-        reward = verdicts.attempt("reward/load", lambda: build_reward(config, codec))
+        reward = verdicts.attempt("reward/load", lambda: build_reward(_impatient(config), codec))
         try:
             if codec is not None:
                 config = _check_critic_service(config, codec, verdicts)
@@ -131,11 +131,19 @@ def _check_critic_service(config: Config, codec: TextCodec, verdicts: Verdicts) 
     if config.critic.url is None:
         return config
     name = "service/critic"
-    critic = verdicts.attempt(name, lambda: connect_critic(config, codec, patience_s=CRITIC_PATIENCE_S))
+    critic = verdicts.attempt(name, lambda: connect_critic(config, codec, patience_s=SERVICE_PATIENCE_S))
     if critic is not None:
         critic.client.close()
         verdicts.ok(name, f"the service at {config.critic.url} answers, with the critic that this run needs")
     return config.model_copy(update={"critic": config.critic.model_copy(update={"url": None})})
+
+
+def _impatient(config: Config) -> Config:
+    """With remote rewards that are given up soon: a wrong address is to be found in seconds."""
+    terms = [
+        term.model_copy(update={"patience_s": min(term.patience_s, SERVICE_PATIENCE_S)}) for term in config.reward.terms
+    ]
+    return config.model_copy(update={"reward": config.reward.model_copy(update={"terms": terms})})
 
 
 def _codec(config: Config) -> TextCodec:

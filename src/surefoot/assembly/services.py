@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,10 @@ from surefoot.assembly.serve import critic_settings
 from surefoot.config import Config, RewardTerm, token_from
 from surefoot.errors import ServiceMismatch
 from surefoot.models.tokenizer import TextCodec
-from surefoot.rewards.http_calls import Patience
+from surefoot.rewards.http_calls import GaveUp, Patience
 from surefoot.rewards.remote import RemoteReward, Scorer, own_server
+from surefoot.rewards.spreading import Spread
+from surefoot.serving import operations
 from surefoot.serving.client import ServiceClient
 from surefoot.serving.control import CriticCard
 from surefoot.serving.remote_critic import RemoteCritic
@@ -55,6 +57,14 @@ def connect_critic(config: Config, codec: TextCodec, *, patience_s: float | None
             hint="set serve.roles: [critic] in its config",
         )
     check_critic(found.critic, config, codec)
+    rows = config.rollout.prompts_per_step * config.rollout.samples_per_prompt
+    if rows > found.limits.rows:
+        raise ServiceMismatch(
+            f"the service at {section.url} takes fewer trajectories at once than a step has",
+            got=f"{rows}: rollout.prompts_per_step x rollout.samples_per_prompt",
+            allowed=found.limits.rows,
+            hint="raise serve.max_rows in its config",
+        )
     return RemoteCritic(client, found, overlap=section.overlap)
 
 
@@ -110,7 +120,7 @@ def bind_run(critic: RemoteCritic, folder: Path, name: str) -> None:
 
 
 def remote_reward(term: RewardTerm) -> RemoteReward:
-    """A remote term: Surefoot's own service where one answers at the first address, else a server of the user's own.
+    """A remote term: Surefoot's own service where one answers at its addresses, else a server of the user's own.
 
     Raises:
         ServiceMismatch: replicas have different models, or none.
@@ -123,7 +133,7 @@ def remote_reward(term: RewardTerm) -> RemoteReward:
         for address in term.addresses
     ]
     scorer: Scorer
-    if clients[0].recognise() is None:
+    if not _is_service(clients, patience):
         for client in clients:
             client.close()
         scorer = own_server(term.name, term.addresses, token=token, patience=patience)
@@ -133,3 +143,13 @@ def remote_reward(term: RewardTerm) -> RemoteReward:
         assert card is not None
         scorer = ServiceScorer(term.name, replicas, card)
     return RemoteReward(term.name, scorer, rows=term.rows, concurrency=term.concurrency, overlap=term.overlap)
+
+
+def _is_service(clients: Sequence[ServiceClient], patience: Patience) -> bool:
+    """Whether the first that answers speaks the protocol; what does not answer is left out."""
+    operation = operations.recognise()
+    spread = Spread({client.place: client for client in clients}, patience, logger=logger)
+    try:
+        return spread.call(lambda client, limit: client.try_once(operation, limit), 0) is not None
+    except GaveUp as gave_up:
+        raise operations.unavailable(operation, " and ".join(c.place for c in clients), gave_up, patience) from gave_up

@@ -59,7 +59,7 @@ class Ahead(Generic[Row, Answer]):
         return answers
 
     def close(self) -> None:
-        """Wait for calls under way and let the threads go; what waits is not sent any more."""
+        """Let the threads go, once calls under way have ended; what waits is not sent any more."""
         with self._lock:
             self._waiting = []
         self._pool.shutdown(wait=True, cancel_futures=True)

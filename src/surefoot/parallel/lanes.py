@@ -14,7 +14,9 @@ import torch
 Work = Callable[[], Iterator[Any]]
 
 
-def in_lanes(works: tuple[Work, ...], *, share_threads: bool = True) -> list[list[Any]]:
+def in_lanes(
+    works: tuple[Work, ...], *, share_threads: bool = True, interrupt: Callable[[], object] = lambda: None
+) -> list[list[Any]]:
     """Run works at the same time, this thread's last, with the CPU threads shared out evenly.
 
     Each work's numbers depend on its own number of threads only, so a run repeats bit for bit.
@@ -22,6 +24,7 @@ def in_lanes(works: tuple[Work, ...], *, share_threads: bool = True) -> list[lis
     Args:
         works: give an iterator each; it is exhausted. They must not share anything they change.
         share_threads: False: this thread's work keeps all threads; the others only wait for something.
+        interrupt: ends that waiting; called when this thread is interrupted.
     Returns:
         what each of them gave, in their order.
     Raises:
@@ -45,6 +48,8 @@ def in_lanes(works: tuple[Work, ...], *, share_threads: bool = True) -> list[lis
         except BaseException as error:
             raised.append(error)
             ended.set()
+            if not isinstance(error, Exception):
+                interrupt()
 
     others = [threading.Thread(target=run, args=(i,), name=f"lane-{i}") for i in range(len(works) - 1)]
     try:
@@ -52,7 +57,7 @@ def in_lanes(works: tuple[Work, ...], *, share_threads: bool = True) -> list[lis
             thread.start()
         run(len(works) - 1)
     finally:
-        _join(others, ended)
+        _join(others, ended, interrupt)
         if share_threads:
             torch.set_num_threads(total)
     if raised:
@@ -60,7 +65,7 @@ def in_lanes(works: tuple[Work, ...], *, share_threads: bool = True) -> list[lis
     return gave
 
 
-def _join(threads: list[threading.Thread], ended: threading.Event) -> None:
+def _join(threads: list[threading.Thread], ended: threading.Event, interrupt: Callable[[], object]) -> None:
     """Wait for all; what interrupts the waiting asks them to end and is raised once they have."""
     interrupted: BaseException | None = None
     for thread in threads:
@@ -70,5 +75,6 @@ def _join(threads: list[threading.Thread], ended: threading.Event) -> None:
             except BaseException as error:
                 interrupted = error
                 ended.set()
+                interrupt()
     if interrupted is not None:
         raise interrupted

@@ -138,6 +138,9 @@ class Connections:
 
     Args:
         address: ``http://HOST:PORT/PREFIX`` or https.
+
+    Attributes:
+        opened: connections so far. Another process behind the address needs another connection.
     """
 
     def __init__(self, address: str) -> None:
@@ -149,7 +152,7 @@ class Connections:
         self._lock = threading.Lock()
         self._idle: list[_Connection] = []
         self._busy: set[_Connection] = set()
-        self._closed = False
+        self._closed, self.opened = False, 0
 
     def send(self, request: Request, limit_s: float) -> Answer:
         """Send once; a kept connection that the other side had closed meanwhile is replaced.
@@ -212,6 +215,7 @@ class Connections:
                 raise Closed("it was closed")
             kept = bool(self._idle)
             connection = self._idle.pop() if kept else _Connection(self._host, self._port, self._context)
+            self.opened += not kept
             self._busy.add(connection)
             return connection, kept
 

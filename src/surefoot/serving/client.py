@@ -123,6 +123,11 @@ class ServiceClient(_Base):
         self._closing = threading.Event()
         self._sleep = sleep or self._closing.wait
 
+    @property
+    def connections(self) -> int:
+        """Connections opened so far: while this stays, it is the same process that answers."""
+        return self._connections.opened
+
     def handshake(self) -> Handshake:
         """Who answers. Its limits are kept, and larger requests not sent."""
         return self._met(self._call(operations.handshake()))

@@ -18,6 +18,7 @@ from surefoot.errors import (
 from surefoot.rewards.http_calls import RETRIED, Answer, CallTrouble, GaveUp, Patience, Request
 from surefoot.serving.wire import (
     MEDIA_TYPE,
+    STATUS,
     Checkpointed,
     CheckpointRequest,
     Handshake,
@@ -221,13 +222,20 @@ def _read(operation: Operation[R], answer: Answer, place: str) -> R:
 
 def unavailable(operation: Operation[R], place: str, gave_up: GaveUp, patience: Patience) -> ServiceUnavailable:
     """The error that ends a call that no try has served."""
-    slow = "no answer within" in gave_up.last
     return ServiceUnavailable(
         f"{place} did not answer {operation.what} in time",
         got=str(gave_up),
         allowed=f"{patience.patience_s:g} s of patience, {patience.timeout_s:g} s a try",
-        hint="if it only needs longer, raise timeout_s and patience_s; a repeated request is not computed twice"
-        if slow
-        else "is it running, and is the address right? GET /v1/ready says what it waits for; start it and go on with "
-        "--resume",
+        hint=_what_to_do(gave_up.last),
+    )
+
+
+def _what_to_do(last: str) -> str:
+    if "no answer within" in last:
+        return "if it only needs longer, raise timeout_s and patience_s; a repeated request is not computed twice"
+    if f"it answers {STATUS['disk_full']}" in last:
+        return "make room on the service's disk, then go on with --resume"
+    return (
+        "is it running, and is the address right? GET /v1/ready says what it waits for; start it and go on with "
+        "--resume"
     )

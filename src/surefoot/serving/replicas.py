@@ -48,6 +48,7 @@ class Replicas:
         self.clients = tuple(clients)
         self._patience = Patience(timeout_s, patience_s)
         self._first: tuple[str, Handshake] | None = None
+        self._met: dict[ServiceClient, int] = {}
         self._lock = threading.Lock()
         self._spread = Spread(
             {client.place: client for client in clients}, self._patience, admit=self._admit, logger=logger, clock=clock
@@ -81,7 +82,15 @@ class Replicas:
             ServiceRefused, ServiceFailed: what a replica said to the request.
         """
         operation = operations.infer(request)
-        return self._call(lambda client, limit: client.try_once(operation, limit), operation, len(request.ids))
+
+        def work(client: ServiceClient, limit_s: float) -> Inferred:
+            found = client.try_once(operation, limit_s)
+            if client.connections != self._met.get(client):
+                # Behind the address another service may have been started meanwhile.
+                self._admit(client, limit_s)
+            return found
+
+        return self._call(work, operation, len(request.ids))
 
     @property
     def left_out(self) -> dict[str, str]:
@@ -105,6 +114,7 @@ class Replicas:
         client.try_once(operations.ready(), limit_s)
         found = client.try_once(operations.handshake(), limit_s)
         client.limits = found.limits
+        self._met[client] = client.connections
         if found.reward is None:
             raise ServiceMismatch(
                 f"{client.place} has no reward model",

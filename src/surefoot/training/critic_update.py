@@ -23,9 +23,14 @@ Minibatches = Sequence[Sequence[list[int]]]
 
 
 class ServedCritic(ABC):
-    """A critic that lives in another process, where it is read, trained and saved."""
+    """A critic that lives in another process, where it is read, trained and saved.
+
+    Attributes:
+        updated: whether it has ever made an update that was not skipped.
+    """
 
     shared = False
+    updated = False
 
     @abstractmethod
     def values(self, rollout: Rollout) -> Values:
@@ -51,6 +56,10 @@ class ServedCritic(ABC):
         Raises:
             ServiceMismatch: the service has no such checkpoint, or is another one than before.
         """
+
+    @abstractmethod
+    def interrupt(self) -> None:
+        """The run is ended at once: whatever is being waited for ends now, with an error."""
 
     def listeners(self) -> Sequence[Callable[[int, Trajectory], None]]:
         """What wants to hear of a trajectory (row, trajectory) as soon as it has ended."""

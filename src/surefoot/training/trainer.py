@@ -247,7 +247,6 @@ class Trainer:
 
     def _updated(self) -> bool:
         learner = self.job.parts.learner
-        if isinstance(learner.critic, ServedCritic):
-            return self.step > 0
         optimizers = [o for o in (learner.policy_optimizer, learner.critic_optimizer) if o is not None]
-        return any(o.steps_taken > o.skipped_total for o in optimizers)
+        served = isinstance(learner.critic, ServedCritic) and learner.critic.updated
+        return served or any(o.steps_taken > o.skipped_total for o in optimizers)

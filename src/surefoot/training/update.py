@@ -134,7 +134,8 @@ def optimise(
     together = cfg.critic.overlap if served else cfg.batch.side_by_side == "on"
     if together and not shared and not warming_up:
         # A critic elsewhere only has to be waited for.
-        critic, policy = in_lanes((critic_work, policy_work), share_threads=not served)
+        interrupt = learner.critic.interrupt if isinstance(learner.critic, ServedCritic) else lambda: None
+        critic, policy = in_lanes((critic_work, policy_work), share_threads=not served, interrupt=interrupt)
         waited = max(0.0, critic_clock.ended - policy_clock.ended)
         seconds = {"critic_train": critic_clock.ended - critic_clock.begun, "critic_wait": waited}
     else:
