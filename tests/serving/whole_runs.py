@@ -200,7 +200,7 @@ def ready(service: ServiceProcess) -> str:
 
 
 def broken_model(folder: Path, *, model: Path) -> str:
-    """A copy of a model that gives NaN for every text, and finite numbers for the ids that it is tried with at first."""
+    """A copy of a model that gives NaN for every text, and finite numbers for the ids it is first tried with."""
     folder.mkdir()
     for path in model.iterdir():
         (folder / path.name).write_bytes(path.read_bytes())
