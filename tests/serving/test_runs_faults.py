@@ -213,11 +213,14 @@ def test_values_that_are_no_numbers_end_the_run_with_the_reason(trial: Trial) ->
     assert service.end() == 0
 
 
-def fewer_rows(path: str, body: bytes) -> bytes:
+def another_row(path: str, body: bytes) -> bytes:
+    """Fewer rows than were asked for; of one row, another one."""
     if path != "/v1/infer":
         return body
     full = Inferred.unpack(body)
     assert full.values is not None and full.after is not None
+    if len(full.ids) == 1:
+        return replace(full, ids=(full.ids[0] + 1,)).pack()
     return Inferred(full.ids[1:], full.lengths[1:], full.trained_step, full.values[1:], full.after[1:]).pack()
 
 
@@ -252,7 +255,7 @@ def newer(path: str, body: bytes) -> bytes:
 
 
 ANSWERS = {
-    fewer_rows: "the answer is for other rows",
+    another_row: "the answer is for other rows",
     narrower: "values of another shape than the tokens",
     no_numbers: "not finite",
     other_step: "the answer is to another question",
