@@ -20,7 +20,7 @@ TINY = Point(hidden=96, layers=2, vocabulary=128, trajectories=3, new_tokens=5)
 # ------------------------------------------------------------------------------------------------ what is measured
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_points_are_measured_in_processes_and_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

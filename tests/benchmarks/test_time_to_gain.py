@@ -175,7 +175,7 @@ def scored_by_the_quickstart(part: dict[str, Any], reward_file: Path) -> bool:
     return len(set(scores)) > 1 and load_reward(reward_file)(prompts=texts, completions=texts) == scores
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_surefoots_side_on_the_toy(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert time_to_gain.main(["--size", "tiny", "--threads", "1", "--out", str(out), "--without-trl"]) == 0
     result = json.loads((out / "time_to_gain.json").read_text(encoding="utf-8"))
@@ -188,7 +188,7 @@ def test_surefoots_side_on_the_toy(out: Path, capsys: pytest.CaptureFixture[str]
     assert scored_by_the_quickstart(parts["tiny-surefoot-0.01-0"], Path(result["task"]["reward"]))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.skipif(not time_to_gain.has_sentiment(TRL_PYTHON), reason="TRL's environment has not been made")
 def test_trls_side_on_the_toy_trains_on_the_same_reward(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = set(read_parts(out))
