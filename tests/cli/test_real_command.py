@@ -13,8 +13,8 @@ import pytest
 from tests.cli.conftest import Outcome, Workspace
 from tests.cli.test_user_mistakes import check_refusal
 
-BUDGET_S = 0.5
-"""Processor time for help and for what is found in the config; loading torch alone takes 1.3 s."""
+OF_TORCH = 0.5
+"""Processor time for help and for what is found in the config, as a share of what loading torch takes (seen: 0.2)."""
 
 
 def surefoot(space: Workspace, *arguments: str, wrapper: Sequence[str] = ("-m", "surefoot.cli.main")) -> Outcome:
@@ -35,10 +35,13 @@ def seconds_of(call: object) -> float:
     "arguments", [("train", "c.yaml", "ppo.lamda=1"), ("check", "c.yaml", "rollout.top_p=0.5"), ("train", "--help")]
 )
 def test_what_is_in_the_config_is_found_at_once(arguments: tuple[str, ...], bare: Workspace) -> None:
-    """Processor time, best of three: the time on the clock is the machine's other work as well."""
+    """Processor time, best of three by turns: seconds alone would say how fast and how busy the machine is."""
     outcomes: list[Outcome] = []
-    taken = min(seconds_of(lambda: outcomes.append(surefoot(bare, *arguments))) for _ in range(3))
-    assert taken < BUDGET_S
+    taken, torch = [], []
+    for _ in range(3):
+        torch.append(seconds_of(lambda: subprocess.run([sys.executable, "-c", "import torch"], check=True)))
+        taken.append(seconds_of(lambda: outcomes.append(surefoot(bare, *arguments))))
+    assert min(taken) < OF_TORCH * min(torch), (taken, torch)
     if "--help" not in arguments:
         check_refusal(outcomes[0])
 

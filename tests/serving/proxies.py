@@ -94,6 +94,8 @@ class CuttingProxy:
                     break
                 self._drip(sink, data[fault.after - passed :], fault.pause_s)
                 break
+        if fault is not None and fault not in self.done and not self._for_good:
+            self._faults.insert(0, fault)  # the connection ended before: it happens to the next one
         for each in (source, sink):
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)

@@ -7,6 +7,7 @@ A run that comes to its end before there were enough kills is compared, and anot
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import shutil
@@ -57,8 +58,9 @@ class Soak:
             if self.enough:
                 continue
             if self.kills["service"] <= self.kills["trainer"]:
-                service.process.send(signal.SIGKILL)
-                self.kills["service"] += 1
+                with contextlib.suppress(ProcessLookupError):  # it is just being started again
+                    service.process.send(signal.SIGKILL)
+                    self.kills["service"] += 1
             else:
                 process.kill()
                 if process.wait() == 0:  # it had come to its end just before

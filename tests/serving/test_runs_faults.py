@@ -103,9 +103,13 @@ def test_a_service_that_does_not_come_back_ends_the_run_and_harms_nothing(trial:
     assert again.end() == 0
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-def test_a_second_signal_ends_a_run_that_waits_for_a_service(trial: Trial, overlap: bool) -> None:
-    service = trial.serve(die=mine(HOST, "train", 2))
+@pytest.mark.parametrize(
+    ("overlap", "dies"),
+    [(False, mine(HOST, "train", 2)), (True, mine(HOST, "train", 2)), (True, mine(CRITIC, "values", 2))],
+    ids=["one by one", "beside the policy", "ahead"],
+)
+def test_a_second_signal_ends_a_run_that_waits_for_a_service(trial: Trial, overlap: bool, dies: dict[str, Any]) -> None:
+    service = trial.serve(die=dies)
     process = trial.train("run", ready(service), critic={"overlap": overlap})
     assert service.wait() == -signal.SIGKILL
     wait_until(lambda: "trying again for up to 300 s" in process.stderr.read_text())
@@ -132,9 +136,9 @@ CUTS = [
 def test_connections_that_are_cut_or_drip_change_nothing(trial: Trial, untouched: Outcome) -> None:
     service = trial.serve()
     with CuttingProxy(ready(service), CUTS) as proxy:
-        limits = {"timeout_s": 1.0, "patience_s": 60.0}
+        limits = {"timeout_s": 2.0, "patience_s": 60.0}
         found = trial.finish("cut", proxy.url, **merged(ONE_BY_ONE, {"critic": limits}))
-        assert proxy.done == CUTS
+        assert set(proxy.done) == set(CUTS)
     assert differences(found, untouched) == []
     assert service.end() == 0
 
@@ -154,12 +158,11 @@ def test_a_service_that_only_drips_ends_the_run_within_its_patience(trial: Trial
 # ----------------------------------------------------------------------------------------------------------------- disk
 
 
-@pytest.mark.parametrize(("room", "waits_for"), [(1500, "journal"), (20_000, "checkpoint")])
-def test_a_full_disk_is_waited_for(trial: Trial, untouched: Outcome, room: int, waits_for: str) -> None:
-    service = trial.serve(limit=room)
+def test_a_full_disk_is_waited_for(trial: Trial, untouched: Outcome) -> None:
+    service = trial.serve(limit=1500)
     process = trial.train("full", ready(service), **ONE_BY_ONE)
     wait_until(lambda: "it answers 507" in process.stderr.read_text())
-    assert waits_for in process.stderr.read_text()
+    assert "step 1 could not be written to the journal, and was not trained" in process.stderr.read_text()
     resource.prlimit(service.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     assert process.wait(60) == 0, process.stderr.read_text()[-3000:]
     assert differences(trial.outcome("full"), untouched) == []
@@ -213,6 +216,22 @@ def test_values_that_are_no_numbers_end_the_run_with_the_reason(trial: Trial) ->
     assert service.end() == 0
 
 
+def test_another_critic_than_before_ends_the_run_at_once(trial: Trial) -> None:
+    others: dict[str, dict[str, Any]] = {
+        "is not as it was when the run began; got: optim.critic_lr: 0.5, not 0.003": {"optim": {"critic_lr": 0.5}},
+        "the critic does not belong to the run": {"serve": {"dir": str(trial.folder / "elsewhere")}},
+    }
+    for number, (says, changes) in enumerate(others.items()):
+        service = trial.serve(die=mine(HOST, "checkpoint", 1, after=True))
+        url = ready(service)
+        process = trial.train(f"run-{number}", url, **ONE_BY_ONE)
+        assert service.wait() == -signal.SIGKILL
+        again = trial.serve(**merged(changes, {"serve": {"port": int(url.rpartition(":")[2])}}))
+        assert process.wait(60) == 3
+        assert says in paragraph(process), paragraph(process)
+        assert again.end() == 0
+
+
 def another_row(path: str, body: bytes) -> bytes:
     """Fewer rows than were asked for; of one row, another one."""
     if path != "/v1/infer":
@@ -250,6 +269,13 @@ def half(path: str, body: bytes) -> bytes:
     return body[: len(body) // 2] if path == "/v1/train" else body
 
 
+def fewer_updates(path: str, body: bytes) -> bytes:
+    if path != "/v1/train":
+        return body
+    result = json.loads(body)
+    return json.dumps({**result, "updates": result["updates"][:-1]}).encode()
+
+
 def newer(path: str, body: bytes) -> bytes:
     return body.replace(b'"protocol":1', b'"protocol":2', 1) if path == "/v1/handshake" else body
 
@@ -260,6 +286,7 @@ ANSWERS = {
     no_numbers: "not finite",
     other_step: "the answer is to another question",
     half: "cannot be read",
+    fewer_updates: "did not train on every minibatch; got: 3 updates; allowed: 4",
     newer: "protocol",
 }
 
@@ -284,7 +311,7 @@ def html(exchange: Exchange) -> None:
 
 ELSE = {
     "a web page": (html, "the service at {url}"),
-    "no such path": (reply(404, b"not here"), "404"),
+    "no such path": (reply(404, b"not here"), "404 Not Found: not here hint: is that a surefoot service?"),
     "another place": (reply(301, b"", location="http://elsewhere/"), "301 to http://elsewhere/"),
     "no HTTP": (script_raw(b"SSH-2.0-OpenSSH_9.6\r\n"), "does not speak HTTP"),
 }

@@ -49,6 +49,7 @@ def test_a_trainer_killed_around_its_checkpoints_repeats_the_untouched_run(trial
         there = trial.service_checkpoints("killed").folder / f"step-{step}" / "manifest.json"
         assert named["step"] == step and named["name"] == f"step-{step}"
         assert named["digest"] == digest(there)
+        assert named["updated"] is True
 
 
 def stopped(trial: Trial, url: str) -> Process:

@@ -17,7 +17,7 @@ from surefoot.serving.critic_state import StepBatch, TrainedCritic
 from surefoot.serving.frames import Limits
 from surefoot.serving.wire import TrainRequest
 from surefoot.training.checkpoint import Checkpoint
-from surefoot.training.critic_update import update_critic
+from surefoot.training.critic_update import position_of, update_critic
 
 logger = logging.getLogger("surefoot.serving")
 
@@ -124,10 +124,8 @@ class CriticKeeper:
         begun = time.monotonic()
         held = self.critic
         self._fresh = False
+        held.optimizer.move_to(position_of(request.step, self._cfg))
         plan = [[list(minibatch) for minibatch in epoch] for epoch in request.plan]
-        # As in one process: schedules go by the planned steps, wherever the updates of earlier ones were stopped.
-        planned = self._cfg.ppo.epochs * self._cfg.ppo.minibatches
-        held.optimizer.move_to((request.step - 1) * planned)
         with self.turn():
             updates = list(update_critic(held.critic, held.optimizer, StepBatch.of(request), plan, self._cfg))
         self.trained = request.step

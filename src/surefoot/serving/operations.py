@@ -6,7 +6,7 @@ Both clients, the blocking one and the one for asyncio, send these. Torch-free.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Generic, TypeVar
 
 from surefoot.errors import (
@@ -191,6 +191,8 @@ def judged(operation: Operation[R], answer: Answer, place: str) -> R:
         message = refusal.message if refusal.typed or answer.status != 503 else _waiting(answer).waits_for
         detail = f"; {refusal.got}" if refusal.got else ""
         raise CallTrouble(f"it answers {answer.status}: {message}{detail}"[:300], answer.retry_after_s)
+    if not refusal.typed:
+        refusal = replace(refusal, hint="is that a surefoot service? is the address right, and the port?")
     raise refusal.error(place)
 
 

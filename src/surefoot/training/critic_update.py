@@ -97,6 +97,11 @@ class Update:
     kl: float | None = None
 
 
+def position_of(step: int, cfg: Config) -> int:
+    """Where a step's first update stands among all planned ones: schedules go by that, whatever was left out before."""
+    return (step - 1) * cfg.ppo.epochs * cfg.ppo.minibatches
+
+
 def update_critic(
     critic: SeparateCritic, optimizer: Optimizer, batch: ValueBatch, plan: Minibatches, cfg: Config
 ) -> Iterator[Update]:

@@ -17,7 +17,7 @@ from surefoot.models.critic import SeparateCritic, SharedCritic
 from surefoot.models.policy import CausalPolicy
 from surefoot.parallel.lanes import in_lanes
 from surefoot.parallel.rng import generator
-from surefoot.training.critic_update import Minibatches, ServedCritic, Update, cut, update_critic
+from surefoot.training.critic_update import Minibatches, ServedCritic, Update, cut, position_of, update_critic
 from surefoot.training.estimate import Batch
 from surefoot.training.losses import Coefficients, Counts, PolicyOutput, policy_terms, value_term
 from surefoot.training.optimizer import Optimizer
@@ -113,7 +113,7 @@ def optimise(
     # Schedules go by the planned steps, wherever the last step's updates were stopped.
     for optimizer in (learner.policy_optimizer, learner.critic_optimizer):
         if optimizer is not None:
-            optimizer.move_to((step - 1) * cfg.ppo.epochs * cfg.ppo.minibatches)
+            optimizer.move_to(position_of(step, cfg))
     work = _Work(batch, cfg, coef, frozen=warming_up)
     shared = isinstance(learner.critic, SharedCritic)
     policy_clock, critic_clock = _Lasting(), _Lasting()
