@@ -24,14 +24,16 @@ from surefoot.assembly.models import (
     critic_source,
 )
 from surefoot.assembly.plan import predicted
-from surefoot.assembly.rewards import build_reward, required_columns
+from surefoot.assembly.resuming import earlier_lineage, refuse_lost_checkpoints, resumed_note, threads_of
+from surefoot.assembly.rewards import ask_people, build_reward, describe_term, required_columns
 from surefoot.config import Config, dump_config, require
 from surefoot.config.sections import DataSection
+from surefoot.data.cards import check_cards
 from surefoot.data.order import PromptOrder
 from surefoot.data.prompts import PromptSet, prepare_prompts
 from surefoot.data.reading import read_rows
 from surefoot.envs import SingleTurn
-from surefoot.errors import ConfigError, RunError, RunFolderError
+from surefoot.errors import ConfigError, RunError
 from surefoot.models.critic import SharedCritic
 from surefoot.models.load import context_length, load_model_config
 from surefoot.models.lora import base_of_adapter, is_adapter
@@ -52,15 +54,12 @@ from surefoot.training.evaluation import Evaluator
 from surefoot.training.experiment import write_experiment
 from surefoot.training.lineage import (
     build_lineage,
-    describe_function,
     describe_input,
     lineage_warnings,
-    read_lineage,
     write_lineage,
 )
 from surefoot.training.memory_report import MemoryReport
 from surefoot.training.run_folder import RunFolder
-from surefoot.training.run_status import RunStatus
 from surefoot.training.step import Parts
 from surefoot.training.trainer import Job, RunResult, Trainer
 
@@ -99,10 +98,10 @@ def train(config: Config, *, resume: bool = False, display: Display | None = Non
         RunError: trouble after the start; the last checkpoint is whole.
     """
     require(config, "train")
-    _refuse_float16(config)
+    refuse_float16(config)
     keep_freed_memory()
-    earlier = _earlier_lineage(_folder_of(config).path) if resume else None
-    with exact_arithmetic(config.run.threads or _threads_of(earlier)):
+    earlier = earlier_lineage(folder_of(config).path) if resume else None
+    with exact_arithmetic(config.run.threads or threads_of(earlier)):
         inputs = read_inputs(config)
         try:
             return _run(config, inputs, earlier, resume=resume, display=display or choose_display())
@@ -110,7 +109,7 @@ def train(config: Config, *, resume: bool = False, display: Display | None = Non
             inputs.reward.close()
 
 
-def _refuse_float16(config: Config) -> None:
+def refuse_float16(config: Config) -> None:
     """Adam's epsilon of 1e-8 is 0 in float16: the first step divides by it."""
     if config.model.dtype == "float16":
         raise ConfigError(
@@ -121,7 +120,7 @@ def _refuse_float16(config: Config) -> None:
         )
 
 
-def _folder_of(config: Config) -> RunFolder:
+def folder_of(config: Config) -> RunFolder:
     """Where the run lies or will lie, for reading."""
     return RunFolder(Path(config.run.dir).expanduser() / run_name(config))
 
@@ -157,6 +156,7 @@ def read_inputs(config: Config) -> Inputs:
         UserError: the first thing that cannot be used.
     """
     assert config.model.policy is not None and config.data.prompts is not None
+    check_cards([config.data.prompts, config.evaluate.prompts], config.data.allow, require=config.data.require_card)
     policy = config.model.policy
     base = base_of_adapter(policy) if is_adapter(policy) else policy
     trust = config.model.trust_remote_code
@@ -233,19 +233,20 @@ def _run(config: Config, inputs: Inputs, earlier: Lineage | None, *, resume: boo
         drop_last=config.data.drop_last,
     )
     # A package that is missing is found here, before anything is loaded or written.
-    boards = [TensorBoardTracker(_folder_of(config).tensorboard)] if config.track.tensorboard else []
+    boards = [TensorBoardTracker(folder_of(config).tensorboard)] if config.track.tensorboard else []
     trackers: list[Tracker] = [*boards]
     parts = build_parts(config, inputs)
     frozen = frozen_digests(parts, inputs.reward)
     lineage = describe_run(config, inputs, frozen)
     warnings = lineage_warnings(earlier, lineage) if earlier is not None else []
-    begun = _folder_of(config).path.exists()
+    begun = folder_of(config).path.exists()
     for warning in warnings:
         logger.warning("the resumed run may differ from an uninterrupted one: %s", warning)
     with RunFolder.create(config.run.dir, run_name(config), resume=resume, config_text=dump_config(config)) as folder:
         if earlier is None:
             write_lineage(folder.lineage, lineage)
             write_experiment(folder.experiment, config, lineage)
+        ask_people(inputs.reward, folder.path)
         held_out = inputs.held_out.prompts if inputs.held_out is not None else ()
         planned = predicted(config, inputs.model_config, inputs.prompts.prompts, held_out)
         trackers.append(MemoryReport(folder.path / "memory.json", parts, planned))
@@ -270,7 +271,7 @@ def _run(config: Config, inputs: Inputs, earlier: Lineage | None, *, resume: boo
             step = trainer.restore()
             for board in boards:
                 board.resume_step = step or None
-            display.note(_resumed(folder.path.absolute(), step, begun=begun, done=len(folder.read_metrics())))
+            display.note(resumed_note(folder.path.absolute(), step, begun=begun, done=len(folder.read_metrics())))
         result = trainer.run(warnings=warnings)
         moved = [name for name, digest in frozen_digests(parts, inputs.reward).items() if digest != frozen[name]]
         if moved:
@@ -279,40 +280,6 @@ def _run(config: Config, inputs: Inputs, earlier: Lineage | None, *, resume: boo
                 hint="the run's numbers mean nothing; please report this as a bug",
             )
         return result
-
-
-def refuse_lost_checkpoints(folder: RunFolder, store: CheckpointStore) -> None:
-    """A run that has had checkpoints is not started over in silence: its records would be written over.
-
-    Raises:
-        RunFolderError: no checkpoint can be read, and there are some, or the run is finished.
-    """
-    if store.latest() is not None:
-        return
-    damaged = sorted(path.name for path in store.folder.glob("step-*"))
-    if damaged:
-        raise RunFolderError(
-            "none of the run's checkpoints can be read, and starting over would write over its records",
-            got=f"{store.folder}: {', '.join(damaged[:5])}",
-            hint="put a whole checkpoint back; to start over, choose another run.name or remove the folder",
-        )
-    state = folder.last_status()
-    if folder.model.is_dir() or (state is not None and state.status is RunStatus.FINISHED):
-        raise RunFolderError(
-            "the run is finished and its checkpoints are gone, so it cannot go on",
-            got=str(folder.path),
-            hint="choose another run.name to run it again",
-        )
-
-
-def _resumed(folder: Path, step: int, *, begun: bool, done: int) -> str:
-    """What ``--resume`` found, in a line."""
-    if not begun:
-        return f"there is no run folder {folder} yet: starting at step 1"
-    again = f"; steps {step + 1} to {done} are done again" if done > step else ""
-    if step == 0:
-        return f"no whole checkpoint in {folder}: starting at step 1{again}"
-    return f"resumed from {folder / 'checkpoints' / f'step-{step}'}{again}"
 
 
 def frozen_digests(parts: Parts, reward: CompositeReward) -> dict[str, str]:
@@ -356,8 +323,7 @@ def describe_run(config: Config, inputs: Inputs, frozen: Mapping[str, str]) -> L
     if config.evaluate.prompts is not None:
         places["evaluate"] = describe_input(config.evaluate.prompts, "data")
     for term in config.reward.terms:
-        kind = describe_function(term.target) if term.kind == "function" else describe_input(term.target, "model")
-        places[f"reward/{term.name}"] = kind
+        places[f"reward/{term.name}"] = describe_term(term)
     for name, digest in frozen.items():
         places[name] = {**places[name], "weights_sha256": digest}
     device = choose_device(config.run.device)
@@ -367,16 +333,6 @@ def describe_run(config: Config, inputs: Inputs, frozen: Mapping[str, str]) -> L
 def _save_model(config: Config, inputs: Inputs, parts: Parts, folder: RunFolder, target: Path) -> None:
     card = model_card(config, folder)
     save_policy(parts.learner.policy, target, save_tokenizer=inputs.codec.save, card=card)
-
-
-def _earlier_lineage(path: Path) -> Lineage | None:
-    file = path / "lineage.json"
-    return read_lineage(file) if file.is_file() else None
-
-
-def _threads_of(lineage: Lineage | None) -> int | None:
-    threads = lineage.machine.get("threads") if lineage is not None else None
-    return int(threads) if threads else None
 
 
 def missing_columns(required: Sequence[str], prompts: PromptSet) -> list[str]:
@@ -396,5 +352,5 @@ def check_columns(required: Mapping[str, Sequence[str]], prompts: PromptSet, sou
             raise ConfigError(
                 f"reward {term} needs the column(s) {', '.join(absent)}, which {source} does not have",
                 got=sorted({name for prompt in prompts.prompts[:100] for name in prompt.columns}),
-                hint="add the column to the data, or give the function's parameter a default",
+                hint="add the column to the data; or give a function's parameter a default, a check missing: skip",
             )

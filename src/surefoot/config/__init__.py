@@ -12,6 +12,7 @@ from surefoot.config.optimisation import (
     StopSection,
     TrackSection,
 )
+from surefoot.config.reward_model import RewardModelSection, SampleSection
 from surefoot.config.sections import (
     CriticSection,
     DataSection,
@@ -24,11 +25,13 @@ from surefoot.config.sections import (
     RunSection,
     Section,
 )
-from surefoot.config.tree import Config, require
+from surefoot.config.sft import SFTSection, StageSection
+from surefoot.config.tree import Command, Config, require
 
 __all__ = [
     "BatchSection",
     "CheckpointSection",
+    "Command",
     "Config",
     "CriticSection",
     "DataSection",
@@ -39,11 +42,15 @@ __all__ = [
     "ModelSection",
     "OptimSection",
     "PPOSection",
+    "RewardModelSection",
     "RewardSection",
     "RewardTerm",
     "RolloutSection",
     "RunSection",
+    "SFTSection",
+    "SampleSection",
     "Section",
+    "StageSection",
     "StopSection",
     "TrackSection",
     "apply_override",

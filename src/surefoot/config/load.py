@@ -9,7 +9,9 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from surefoot.config.composites import with_composite
 from surefoot.config.faults import describe, known_keys
+from surefoot.config.sections import RewardTerm
 from surefoot.config.tree import Config
 from surefoot.config.yaml_text import read_yaml, write_yaml
 from surefoot.errors import ConfigError
@@ -33,7 +35,10 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """
     file = Path(path)
     tree = _read_yaml(file)
-    for override in overrides:
+    # A composite first: its terms are written out, so that overrides find them.
+    for override in sorted(overrides, key=lambda text: not text.strip().startswith("reward.composite=")):
+        if isinstance(tree.get("reward"), dict):
+            tree["reward"] = with_composite(tree["reward"])
         apply_override(tree, override)
     name_missing = not (isinstance(tree.get("run"), dict) and tree["run"].get("name"))
     config = build_config(tree, origin=str(file))
@@ -104,11 +109,17 @@ def _child(node: Any, key: str, override: str) -> Any:
 
 
 def _index(node: list[Any], key: str, override: str) -> int:
+    names = [entry.get("name") if isinstance(entry, dict) else None for entry in node]
+    if key in names:
+        return names.index(key)
     if not key.isdigit() or int(key) >= len(node):
+        called = ", ".join(str(name) for name in names if name is not None)
         raise ConfigError(
             f"{key!r} in the override is not the index of an entry",
             got=override,
-            allowed=f"0 to {len(node) - 1}" if node else "none: the list is empty",
+            allowed=f"0 to {len(node) - 1}{f', or a name: {called}' if called else ''}"
+            if node
+            else "none: the list is empty",
             hint="entries count from 0, as in reward.terms.0.weight=2",
         )
     return int(key)
@@ -131,7 +142,7 @@ def build_config(tree: dict[str, Any], *, origin: str = "the config") -> Config:
 
 
 def resolve_paths(config: Config, folder: Path) -> Config:
-    """Make local paths of models, prompts and reward targets absolute."""
+    """Make local paths of models, prompts, reward targets and a check's options that name a file absolute."""
 
     def found(value: str | None) -> str | None:
         if value is None:
@@ -148,7 +159,13 @@ def resolve_paths(config: Config, folder: Path) -> Config:
         file, colon, name = value.rpartition(":")
         return f"{found(file)}:{name}" if colon and file.endswith(".py") else (found(value) or value)
 
-    terms = [t.model_copy(update={"target": target(t.target)}) for t in config.reward.terms]
+    def term(t: RewardTerm) -> RewardTerm:
+        if t.kind != "check":
+            return t.model_copy(update={"target": target(t.target)})
+        files = {k: found(v) for k, v in t.options.items() if k.endswith("_file") and isinstance(v, str)}
+        return t.model_copy(update={"options": {**t.options, **files}}) if files else t
+
+    terms = [term(t) for t in config.reward.terms]
     names = {t.name for t in terms} | {"policy"}
     critic_init = config.critic.init if config.critic.init in names else found(config.critic.init)
     model = {
@@ -163,8 +180,16 @@ def resolve_paths(config: Config, folder: Path) -> Config:
             "reward": config.reward.model_copy(update={"terms": terms}),
             "data": config.data.model_copy(update={"prompts": found(config.data.prompts)}),
             "evaluate": config.evaluate.model_copy(update={"prompts": found(config.evaluate.prompts)}),
+            "sft": _resolved(config.sft, found, "data", "held_out"),
+            "reward_model": _resolved(config.reward_model, found, "data", "held_out", "tasks", "init"),
+            "sample": _resolved(config.sample, found, "prompts"),
         }
     )
+
+
+def _resolved(section: Any, found: Callable[[str | None], str | None], *keys: str) -> Any:
+    """A section with the paths under these keys looked for."""
+    return section.model_copy(update={key: found(getattr(section, key)) for key in keys})
 
 
 def _template(value: str | None, found: Callable[[str | None], str | None]) -> str | None:

@@ -8,7 +8,7 @@ The rule: a key may change when a run that had the new value from the start woul
 * **Places**: files and folders may have moved. Whether they are the same is for the lineage to say, by their digests.
 * Everything else is refused.
 
-``run.steps`` is free with a constant learning rate only: the other schedules are stretched over all steps of the run.
+How long the run goes is free with a constant learning rate only: the other schedules are stretched over all its steps.
 """
 
 from __future__ import annotations
@@ -27,16 +27,20 @@ logger = logging.getLogger("surefoot")
 FREE: Final = (
     "run.name",
     "run.dir",
-    "run.steps",
     "run.time_budget_s",
     "checkpoint",
     "track",
     "stop",
     "guard",
     "evaluate.every",
+    "sft.publish",
+    "reward_model.publish",
+    "sample",
     "reward.on_failure",
     "reward.max_failures",
     "reward.timeout_s",
+    "data.allow",
+    "data.require_card",
     "serve",
     "registry",
     "gateway",
@@ -47,7 +51,21 @@ ROUNDING: Final = (
     "rollout.max_rows",
     "model.gradient_checkpointing",
 )
-PLACES: Final = ("model.policy", "model.reference", "critic.init", "data.prompts", "evaluate.prompts")
+PLACES: Final = (
+    "model.policy",
+    "model.reference",
+    "critic.init",
+    "data.prompts",
+    "evaluate.prompts",
+    "sft.data",
+    "sft.held_out",
+    "reward_model.data",
+    "reward_model.held_out",
+    "reward_model.init",
+    "reward_model.tasks",
+)
+LENGTHS: Final = ("run.steps", "sft.steps", "sft.epochs", "reward_model.steps", "reward_model.epochs")
+"""How long a run goes: free with a constant rate."""
 
 Changes = dict[str, tuple[Any, Any]]
 
@@ -65,7 +83,8 @@ def check_resumed_config(stored_text: str, text: str) -> Changes:
     stored, new = _flat_config(stored_text), _flat_config(text)
     keys = dict.fromkeys((*stored, *new))
     changes = {k: (stored.get(k), new.get(k)) for k in keys if stored.get(k) != new.get(k)}
-    refused = {k: v for k, v in changes.items() if not _may_change(k, *v, constant=_constant_rate(stored, new))}
+    constant = _constant_rate(stored, new)
+    refused = {k: v for k, v in changes.items() if not _may_change(k, *v, constant=constant) or _names_check(k, stored)}
     if refused:
         raise RunFolderError(
             "the run was made by another config: " + ", ".join(f"{k} was {a!r}" for k, (a, _) in refused.items()),
@@ -82,10 +101,12 @@ def check_resumed_config(stored_text: str, text: str) -> Changes:
 
 
 def _may_change(key: str, old: Any, new: Any, *, constant: bool) -> bool:
-    if key == "run.steps":
+    if key in LENGTHS:
         return constant
     if key.startswith("reward.terms.") and key.endswith(".target"):
         return _moved_target(str(old), str(new))
+    if key.startswith("reward.terms.") and key.endswith("_file"):
+        return old is not None and new is not None
     if key == "critic.init" and "policy" in (old, new):
         return False
     if _within(key, PLACES):
@@ -95,6 +116,11 @@ def _may_change(key: str, old: Any, new: Any, *, constant: bool) -> bool:
 
 def _within(key: str, names: tuple[str, ...]) -> bool:
     return any(key == name or key.startswith(f"{name}.") for name in names)
+
+
+def _names_check(key: str, stored: Mapping[str, Any]) -> bool:
+    """Whether a key is the target of a check: a name, no place that could have moved."""
+    return key.endswith(".target") and stored.get(f"{key.removesuffix('target')}kind") == "check"
 
 
 def _moved_target(old: str, new: str) -> bool:

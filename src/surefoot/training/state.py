@@ -27,13 +27,17 @@ def refuse_broken_weights(parts: Parts) -> None:
     Raises:
         TrainingError: naming some.
     """
-    named = parts.learner.policy.trainable() | parts.learner.critic.trainable()
+    refuse_broken(parts.learner.policy.trainable() | parts.learner.critic.trainable())
+
+
+def refuse_broken(named: Mapping[str, nn.Parameter]) -> None:
+    """As :func:`refuse_broken_weights`, of these parameters."""
     broken = [name for name, p in named.items() if not bool(torch.isfinite(p).all())]
     if broken:
         raise TrainingError(
             f"{len(broken)} of {len(named)} trained tensors are not finite any more, so they are not saved",
             got=", ".join(broken[:3]),
-            hint="start another run with a lower optim.policy_lr; the last checkpoint is from before",
+            hint="start another run with a lower learning rate; the last checkpoint is from before",
         )
 
 
@@ -47,13 +51,13 @@ def write_state(folder: Path, parts: Parts, *, step: int, extra: Mapping[str, An
         extra: JSON of whoever else has state (data cursor, stopping rules, threads).
     """
     learner = parts.learner
-    _save(learner.policy.trainable(), folder / "policy.safetensors")
-    _save(learner.critic.trainable(), folder / "critic.safetensors")
+    save_tensors(learner.policy.trainable(), folder / "policy.safetensors")
+    save_tensors(learner.critic.trainable(), folder / "critic.safetensors")
     optimizers = _optimizers(parts)
     counts = {}
     for name, optimizer in optimizers.items():
         tensors, counts[name] = optimizer.state()
-        _save(tensors, folder / f"{name}_optimizer.safetensors")
+        save_tensors(tensors, folder / f"{name}_optimizer.safetensors")
     state = {
         "format": FORMAT,
         "step": step,
@@ -79,10 +83,10 @@ def read_state(folder: Path, parts: Parts) -> Mapping[str, Any]:
     if state["format"] != FORMAT:
         raise CheckpointError("the checkpoint was written by another version", got=state["format"], allowed=FORMAT)
     learner = parts.learner
-    _load(learner.policy.trainable(), folder / "policy.safetensors")
-    _load(learner.critic.trainable(), folder / "critic.safetensors")
+    load_parameters(learner.policy.trainable(), folder / "policy.safetensors")
+    load_parameters(learner.critic.trainable(), folder / "critic.safetensors")
     for name, optimizer in _optimizers(parts).items():
-        optimizer.load(_read(folder / f"{name}_optimizer.safetensors"), state["optimizers"][name])
+        optimizer.load(read_tensors(folder / f"{name}_optimizer.safetensors"), state["optimizers"][name])
     parts.kl.coef, parts.penalty.coef = state["kl_coef"], state["surrogate_kl_coef"]
     parts.warmed_up = state["warmed_up"]
     if (parts.normaliser is None) != (state["normaliser"] is None):
@@ -99,12 +103,18 @@ def _optimizers(parts: Parts) -> dict[str, Optimizer]:
     return {name: optimizer for name, optimizer in both.items() if optimizer is not None}
 
 
-def _save(tensors: Mapping[str, Tensor], file: Path) -> None:
+def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
+    """Write tensors by name as safetensors."""
     # On a CPU nothing is copied: the library writes from where the tensors are.
     save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, file)
 
 
-def _read(file: Path) -> dict[str, Tensor]:
+def read_tensors(file: Path) -> dict[str, Tensor]:
+    """A file's tensors by name.
+
+    Raises:
+        CheckpointError: there is no such file.
+    """
     if not file.is_file():
         raise CheckpointError("a part of the checkpoint is missing", got=str(file))
     tensors: dict[str, Tensor] = load_file(file)
@@ -112,9 +122,13 @@ def _read(file: Path) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def _load(parameters: Mapping[str, nn.Parameter], file: Path) -> None:
-    """Every parameter must be there, with its shape, and nothing else: a missing head is an error, not a warning."""
-    tensors = _read(file)
+def load_parameters(parameters: Mapping[str, nn.Parameter], file: Path) -> None:
+    """Put a file's tensors into parameters. Each must be there, with its shape, and nothing else.
+
+    Raises:
+        CheckpointError: a missing head is an error, not a warning.
+    """
+    tensors = read_tensors(file)
     if set(tensors) != set(parameters):
         odd = sorted(set(tensors) ^ set(parameters))
         raise CheckpointError(f"{file.name} holds other parameters than the run trains", got=odd[:3])
