@@ -101,6 +101,18 @@ def test_changes_are_picked_up_between_steps_and_a_bad_line_ends_no_run(
         values(reward, "a")
 
 
+def test_half_a_line_at_the_end_is_no_fault(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = write(tmp_path / "r.jsonl", rating("a", 1))
+    with file.open("a", encoding="utf-8") as stream:  # somebody is writing
+        stream.write(json.dumps(rating("b", 4))[:-3])
+    reward = HumanReward("h", Ratings(str(file)), waits=False)
+    with file.open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps(rating("b", 4))[-3:-1])
+    with caplog.at_level(logging.WARNING, logger="surefoot.rewards"):
+        assert values(reward, "a", "b") == [1.0, None]
+    assert not caplog.records
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [

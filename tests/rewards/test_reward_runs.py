@@ -12,12 +12,17 @@ import pytest
 from transformers import AutoConfig, LlamaForSequenceClassification
 
 from surefoot import train
+from surefoot.assembly.preflight_responses import Samples
+from surefoot.assembly.preflight_reward import check_reward
+from surefoot.assembly.rewards import build_reward
+from surefoot.assembly.verdicts import Verdicts
 from surefoot.config import Config
 from surefoot.errors import RewardError, RunFolderError
 from surefoot.models.load import quiet_library
 from surefoot.training.display import SilentDisplay
 from surefoot.training.samples import read_samples
 from tests.builders import POSITIVE, toy_run
+from tests.rewards.conftest import rollout_of
 
 STEPS = 2
 
@@ -170,3 +175,15 @@ def test_a_check_is_not_swapped_on_resume(waited: tuple[Path, Path]) -> None:
         changed = config(folder, "swapped", {"missing": "skip"}, [{}, {}, change])
         with pytest.raises(RunFolderError, match=r"made by another config.*reward\.terms\.2"):
             run(changed, resume=True)
+
+
+def test_the_check_before_a_run_says_why_the_lowest_score_is_low(tmp_path: Path) -> None:
+    checked = config(tmp_path, "checked", {"missing": "skip"})
+    verdicts, reward = Verdicts(), build_reward(checked, None)
+    try:
+        check_reward(checked, reward, Samples(rollout_of(["a b", "a film " * 9]), 0.1, True), verdicts)
+    finally:
+        reward.close()
+    found = {finding.name: finding for finding in verdicts.findings}
+    assert "short: 18 words, at most 3 asked for; safe: holds 'film' x9" in found["reward/lowest"].message
+    assert found["reward/highest"].evidence["note"] is None
