@@ -33,6 +33,9 @@ OPTIMIZER, RESUME = (f"tests/training/test_{name}.py" for name in ("optimizer", 
 EVALUATION, STOPPING = (f"tests/training/test_{name}.py" for name in ("evaluation", "stopping"))
 OPTIMUM = "tests/training/test_optimum.py::test_ppo_reaches_the_optimum"
 KILL = "tests/training/test_kill.py::test_killed_at_random_moments_a_run_repeats_the_untouched_one"
+ANSWERS, SCORES = "tests/models/test_answers.py", "tests/models/test_score_model.py"
+SFT, PAIRS = "tests/training/test_sft.py", "tests/training/test_reward_model.py"
+SFT_RUN, PREFERENCES = "tests/assembly/test_sft_run.py", "tests/data/test_preferences.py"
 DRAWS, ENGINE = "tests/rollout/test_sampling.py", "tests/rollout/test_engine_native.py"
 
 
@@ -363,9 +366,108 @@ MUTATIONS = (
     Mutation(
         "the critic not restored",
         "training/state.py",
-        '    _load(learner.critic.trainable(), folder / "critic.safetensors")\n',
+        '    load_parameters(learner.critic.trainable(), folder / "critic.safetensors")\n',
         "",
         (RESUME,),
+    ),
+    # ---------------------------------------------------------------- the stages before PPO
+    Mutation(
+        "the prompt is trained too",
+        "models/answers.py",
+        "first, last = found.cuts[start], found.cuts[end]",
+        "first, last = 0, found.cuts[end]",
+        (ANSWERS,),
+    ),
+    Mutation(
+        "the end of a turn is not trained",
+        "models/answers.py",
+        "last = closing + 1",
+        "last = closing",
+        (ANSWERS,),
+    ),
+    Mutation(
+        "a template that rewrites answers is believed",
+        "models/answers.py",
+        "if not written.startswith(part):",
+        "if False:",
+        (ANSWERS,),
+    ),
+    Mutation(
+        "a token across a cut",
+        "models/answers.py",
+        "if all(ids[: len(part)] == part for part in cuts.values()):",
+        "if True:",
+        (ANSWERS,),
+    ),
+    Mutation(
+        "fine-tuning averages micro-batches",
+        "training/sft.py",
+        'share(-logp, micro, counts, "token-mean")',
+        "(-logp).mean()",
+        (SFT,),
+    ),
+    Mutation(
+        "groups of pairs weigh alike",
+        "training/reward_model.py",
+        " * (len(group) / len(rows))",
+        "",
+        (PAIRS,),
+    ),
+    Mutation(
+        "centring forgotten",
+        "training/reward_model.py",
+        "margin=margin, centering=cfg.centering",
+        "margin=margin",
+        (PAIRS,),
+    ),
+    Mutation(
+        "a score before the last token",
+        "models/score_model.py",
+        "index_select(0, batch.last)",
+        "index_select(0, batch.last - 1)",
+        (SCORES,),
+    ),
+    Mutation(
+        "a padding token that ends texts",
+        "models/save_score_model.py",
+        "if i not in endings), codec.pad_id)",
+        "), codec.pad_id)",
+        (SCORES,),
+    ),
+    Mutation(
+        "the least of the heads is their mean",
+        "models/reward_model.py",
+        'if self.how == "min":',
+        "if False:",
+        (SCORES,),
+    ),
+    Mutation(
+        "ties not counted",
+        "data/preferences.py",
+        "            found.ties += 1\n            continue",
+        "            continue",
+        (PREFERENCES,),
+    ),
+    Mutation(
+        "a task that was edited",
+        "data/judging.py",
+        'if row.get("id") != expected:',
+        "if False:",
+        (PREFERENCES,),
+    ),
+    Mutation(
+        "a stage resumed without its moments",
+        "training/stage.py",
+        '        self.optimizer.load(read_tensors(folder / MOMENTS), state["optimizer"])\n',
+        "",
+        (SFT_RUN,),
+    ),
+    Mutation(
+        "the last weights published for the best",
+        "training/stage.py",
+        "if best is not None and best != step:",
+        "if False:",
+        (SFT_RUN,),
     ),
     # ---------------------------------------------------------------- models and sampling
     Mutation(

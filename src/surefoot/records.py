@@ -6,6 +6,8 @@ column t speaks about token t; off the mask arrays are 0 and nothing reads them.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -210,19 +212,40 @@ class Score:
     Attributes:
         value: the weighted sum of the terms, None when scoring failed.
         reason: why it failed, None when it did not.
-        terms: each term's own unweighted value, None where that term failed.
+        terms: each term's own unweighted value, None where that term failed or was left out.
         token_rewards: rewards by position in the trajectory, ``[T]``, or None; they come on top of ``value``.
+        note: why the value is what it is ("2 words, at least 5 asked for"), None when there is nothing to say.
+        missing: it failed because there was nothing to score by: no such column in the row, no person's rating. What
+            becomes of the row then is config (``reward.terms.missing``).
     """
 
     value: float | None
     reason: str | None = None
     terms: Mapping[str, float | None] = field(default_factory=dict)
     token_rewards: tuple[float, ...] | None = None
+    note: str | None = None
+    missing: bool = False
 
     @property
     def failed(self) -> bool:
         """Whether there is no usable value."""
         return self.value is None
+
+
+def digest_of(prompt: str | Sequence[Mapping[str, Any]], response: str) -> str:
+    """What people's judgements of a response are filed under: a sha256, as 64 hexadecimal digits.
+
+    It covers what a person reads. A chat prompt counts by its messages, whatever template rendered them, and of each
+    message its role and content; spaces and line ends count.
+
+    Args:
+        prompt: the text of a prompt that is a string, or the messages of a chat.
+        response: the text of the response, without the closing stop token.
+    Returns:
+        the digest of ``[prompt, response]`` as JSON without spaces, non-ASCII escaped, keys sorted.
+    """
+    read = prompt if isinstance(prompt, str) else [{k: m.get(k) for k in ("content", "role")} for m in prompt]
+    return hashlib.sha256(json.dumps([read, response], separators=(",", ":"), sort_keys=True).encode()).hexdigest()
 
 
 def plain_number(value: Any) -> float | int | None:

@@ -94,7 +94,7 @@ def test_the_config_itself(verb: str, path: str, words: str, bare: Workspace) ->
 
 
 FOLDERS: dict[str, tuple[str, str]] = {
-    "data.prompts": ("folder.jsonl", "the folder holds no prompt files"),
+    "data.prompts": ("folder.jsonl", "the folder holds no data files"),
     "model.policy": ("folder.jsonl", "the model folder has no"),
     "reward.terms.0.target": ("folder.py:tone", "Is a directory"),
 }

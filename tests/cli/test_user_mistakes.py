@@ -96,7 +96,7 @@ def test_a_run_folder_in_the_way(bare: Workspace) -> None:
 @pytest.mark.parametrize("key", ["data.prompts", "evaluate.prompts"])
 def test_prompts_that_do_not_exist(key: str, bare: Workspace) -> None:
     said = refused(bare, "train", "c.yaml", f"{key}=promts.jsonl")
-    assert f"the prompt file does not exist; got: {bare.path / 'promts.jsonl'}" in said
+    assert f"the data file does not exist; got: {bare.path / 'promts.jsonl'}" in said
     assert f"did you mean {bare.path / 'prompts.jsonl'}?" in said
 
 
@@ -119,7 +119,7 @@ ROWS: list[tuple[str, str, str]] = [
     ('{"text": "a"}\n', "has the column 'prompt'", "data.column"),
     ('{"prompt": "a"}\n{"prompt": \n', "prompts.jsonl line 2: not JSON", "data.bad_rows"),
     ('{"prompt": "a"}\n[]\n{"prompt": ""}\n', "line 2: an array", "data.bad_rows"),
-    ('{"prompt": [{"role": "assistant", "content": "x"}]}\n', "no user turn", "one JSON object a line"),
+    ('{"prompt": [{"role": "assistant", "content": "x"}]}\n', "no user turn", "correct them"),
     ('[{"prompt": "a"}]\n', "an array", "one JSON object a line"),
     (chats(["a " * 30]), "every prompt is longer than data.max_prompt_tokens", "data.overlong"),
     (chats(["a " * 20, "a"]).replace("a " * 20, "a " * 15), "do not fit the model's context", "data.max_prompt_tokens"),

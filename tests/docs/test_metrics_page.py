@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from surefoot.records import Prompt
 from surefoot.training.clock import StepClock
 from surefoot.training.step import ppo_step
 from tests.builders import make_config, make_parts, save_llama
+from tests.stage_builders import toy_reward_model, toy_sft
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 KEY = re.compile(r"`([a-z]+/[A-Za-z0-9_]+)`")
@@ -46,7 +48,26 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
             if foreign:
                 parts.engine.is_trainer_code = False  # type: ignore[attr-defined]
             keys |= set(ppo_step(1, [prompt] * 4, parts, cfg, StepClock()).report.metrics)
-    return keys | evaluation_keys(tmp_path_factory.mktemp("toy"))
+    stages = stage_keys(tmp_path_factory.mktemp("stages"))
+    return keys | evaluation_keys(tmp_path_factory.mktemp("toy")) | stages
+
+
+def stage_keys(folder: Path) -> set[str]:
+    """Keys of a run of each stage before PPO, an ensemble of heads among them."""
+    from surefoot.assembly.reward_model import reward_model
+    from surefoot.assembly.sft import sft
+    from surefoot.training.display import SilentDisplay
+    from surefoot.training.durable import read_records
+
+    short: dict[str, Any] = {"steps": 1}
+    runs = [
+        sft(toy_sft(folder, sft=short), display=SilentDisplay()),
+        reward_model(toy_reward_model(folder, reward_model={**short, "heads": 2}), display=SilentDisplay()),
+    ]
+    records = [
+        r for run in runs for name in ("metrics", "evaluations") for r in read_records(run.folder / f"{name}.jsonl")
+    ]
+    return {key for record in records for key in record} - {"step"}
 
 
 def evaluation_keys(folder: Path) -> set[str]:

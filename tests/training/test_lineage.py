@@ -93,7 +93,7 @@ def test_inputs_are_files_folders_or_hub_ids(model: Path, tmp_path: Path) -> Non
     assert describe_input(model, "model")["files"]["config.json"] == sha256(b"this is config.json")
     assert describe_input("org/name", "model") == {"kind": "model", "path": "org/name", "sha256": None}
     (tmp_path / "empty").mkdir()
-    for kind, fault in (("data", "holds no prompt files"), ("model", "nothing to take a digest of")):
+    for kind, fault in (("data", "holds no data files"), ("model", "nothing to take a digest of")):
         with pytest.raises(DataError, match=fault):
             describe_input(tmp_path / "empty", kind)
 

@@ -127,3 +127,27 @@ def test_a_damaged_config_is_a_clear_error() -> None:
     for damaged in ("a: [", "", "\x00"):
         with pytest.raises(RunFolderError, match=r"config\.yaml"):
             check_resumed_config(damaged, text())
+
+
+def test_a_folder_older_than_a_key_of_a_term_goes_on() -> None:
+    tree = yaml.safe_load(text())
+    tree["reward"]["terms"] = [{"name": "good", "kind": "function", "target": "/here/reward.py:score", "weight": 1.0}]
+    assert check_resumed_config(yaml.safe_dump(tree), text()) == {}
+    with pytest.raises(RunFolderError, match=r"reward\.terms\.0\.scale was 1\.0"):
+        check_resumed_config(yaml.safe_dump(tree), text("reward.terms.0.scale=2.0"))
+
+
+def test_a_check_stays_the_same_check_while_its_files_may_move() -> None:
+    term = {"name": "good", "kind": "check", "target": "toxicity", "options": {"words_file": "/here/words.txt"}}
+    stored = dump_config(build_config({**BASE, "reward": {"terms": [term]}}))
+
+    def resumed(**changes: Any) -> str:
+        return dump_config(build_config({**BASE, "reward": {"terms": [{**term, **changes}]}}))
+
+    key = "reward.terms.0.options.words_file"
+    moved = check_resumed_config(stored, resumed(options={"words_file": "/moved/words.txt"}))
+    assert moved == {key: ("/here/words.txt", "/moved/words.txt")}
+    harsher = {"words_file": "/here/words.txt", "penalty": 0.5}
+    for changes in ({"target": "length"}, {"options": {}}, {"options": harsher}, {"center": 1.0}):
+        with pytest.raises(RunFolderError, match="made by another config"):
+            check_resumed_config(stored, resumed(**changes))

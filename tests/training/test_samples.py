@@ -124,6 +124,7 @@ def test_a_line_says_where_it_comes_from_and_how_it_was_scored(tmp_path: Path) -
         "stop_reason": "length",
         "score": 0.5,
         "score_failure": None,
+        "score_note": None,
         "score_terms": {"a": 1.0, "b": None},
         "score_shaped": 0.25,
         "bootstrap": 0.0,

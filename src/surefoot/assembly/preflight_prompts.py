@@ -12,6 +12,7 @@ from surefoot.assembly.mistakes import lacks_held_out
 from surefoot.assembly.preflight_tokenizer import check_settings, check_tokenizer
 from surefoot.assembly.verdicts import Verdicts
 from surefoot.config import Config
+from surefoot.data.cards import check_cards
 from surefoot.data.prompts import PromptSet, prepare_prompts
 from surefoot.data.reading import Row, RowSet, read_rows
 from surefoot.models.load import context_length
@@ -40,6 +41,7 @@ def check_text(config: Config, codec: TextCodec, model_config: Any, verdicts: Ve
     """Check tokenizer and prompts; None when there is no prompt to sample from."""
     assert config.data.prompts is not None
     check_settings(codec, int(model_config.get_text_config().vocab_size), verdicts)
+    _check_cards(config, verdicts)
     rows = verdicts.attempt("prompts/rows", lambda: _read(config, str(config.data.prompts)))
     context = context_length(model_config)
     new = config.rollout.max_new_tokens
@@ -56,6 +58,19 @@ def check_text(config: Config, codec: TextCodec, model_config: Any, verdicts: Ve
         check_tokenizer(config, codec, rows, prompts, verdicts)
     held_out = _check_held_out(config, codec, context, rows, verdicts)
     return None if rows is None or prompts is None else Text(rows, prompts, held_out)
+
+
+def _check_cards(config: Config, verdicts: Verdicts) -> None:
+    data = config.data
+    cards = verdicts.attempt(
+        "prompts/cards",
+        lambda: check_cards([data.prompts, config.evaluate.prompts], data.allow, require=data.require_card),
+    )
+    if cards:
+        said = ", ".join(f"{c.name} {c.version}: {c.privacy}, {c.approval.status}" for c in cards)
+        verdicts.ok("prompts/cards", f"data cards: {said}")
+    elif cards is not None:
+        verdicts.ok("prompts/cards", "the data has no card")
 
 
 def _read(config: Config, source: str) -> RowSet:

@@ -138,13 +138,17 @@ def correlation(x: Sequence[float], y: Sequence[float]) -> float | None:
 def _show_extremes(scores: Sequence[Score], rollout: Rollout, verdicts: Verdicts) -> None:
     """The best and the worst response, for the user to read: nothing else shows what the reward really likes."""
     rated = [
-        (value, t) for score, t in zip(scores, rollout.trajectories, strict=True) if (value := total(score)) is not None
+        (value, t, score.note)
+        for score, t in zip(scores, rollout.trajectories, strict=True)
+        if (value := total(score)) is not None
     ]
-    for name, (value, trajectory) in (
-        ("reward/highest", max(rated, key=lambda pair: pair[0])),
-        ("reward/lowest", min(rated, key=lambda pair: pair[0])),
+    for name, (value, trajectory, note) in (
+        ("reward/highest", max(rated, key=lambda one: one[0])),
+        ("reward/lowest", min(rated, key=lambda one: one[0])),
     ):
         text = " ".join(trajectory.response.split())
         short = text if len(text) <= CHAR_LIMIT else f"{text[:CHAR_LIMIT]}..."
+        why = f" ({note})" if note else ""
         prompt = trajectory.prompt.text if trajectory.prompt is not None else ""
-        verdicts.ok(name, f"{value:.3g} for {short!r}", score=value, response=trajectory.response, prompt=prompt)
+        evidence = {"score": value, "note": note, "response": trajectory.response, "prompt": prompt}
+        verdicts.ok(name, f"{value:.3g} for {short!r}{why}", **evidence)

@@ -26,10 +26,11 @@ from surefoot.assembly.models import (
 )
 from surefoot.assembly.plan import predicted
 from surefoot.assembly.resuming import earlier_lineage, resume_run, threads_of
-from surefoot.assembly.rewards import build_reward, required_columns
+from surefoot.assembly.rewards import ask_people, build_reward, describe_term, required_columns
 from surefoot.assembly.services import bind_run, connect_critic, served_critic
 from surefoot.config import Config, dump_config, require
 from surefoot.config.sections import DataSection
+from surefoot.data.cards import check_cards
 from surefoot.data.order import PromptOrder
 from surefoot.data.prompts import PromptSet, prepare_prompts
 from surefoot.data.reading import read_rows
@@ -59,7 +60,6 @@ from surefoot.training.evaluation import Evaluator
 from surefoot.training.experiment import write_experiment
 from surefoot.training.lineage import (
     build_lineage,
-    describe_function,
     describe_input,
     lineage_warnings,
     write_lineage,
@@ -106,7 +106,7 @@ def train(config: Config, *, resume: bool = False, display: Display | None = Non
     require(config, "train")
     refuse_float16(config)
     keep_freed_memory()
-    earlier = earlier_lineage(_folder_of(config)) if resume else None
+    earlier = earlier_lineage(folder_of(config)) if resume else None
     with exact_arithmetic(config.run.threads or threads_of(earlier)):
         inputs = read_inputs(config)
         try:
@@ -126,7 +126,7 @@ def refuse_float16(config: Config) -> None:
         )
 
 
-def _folder_of(config: Config) -> RunFolder:
+def folder_of(config: Config) -> RunFolder:
     """Where the run lies or will lie, for reading."""
     return RunFolder(Path(config.run.dir).expanduser() / run_name(config))
 
@@ -162,6 +162,7 @@ def read_inputs(config: Config) -> Inputs:
         UserError: the first thing that cannot be used.
     """
     assert config.model.policy is not None and config.data.prompts is not None
+    check_cards([config.data.prompts, config.evaluate.prompts], config.data.allow, require=config.data.require_card)
     policy = config.model.policy
     base = base_of_adapter(policy) if is_adapter(policy) else policy
     trust = config.model.trust_remote_code
@@ -237,13 +238,13 @@ def _run(config: Config, inputs: Inputs, earlier: Lineage | None, *, resume: boo
         drop_last=config.data.drop_last,
     )
     # A package that is missing is found here, before anything is loaded or written.
-    boards = [TensorBoardTracker(_folder_of(config).tensorboard)] if config.track.tensorboard else []
+    boards = [TensorBoardTracker(folder_of(config).tensorboard)] if config.track.tensorboard else []
     trackers: list[Tracker] = [*boards]
     parts = build_parts(config, inputs)
     frozen = frozen_digests(parts, inputs.reward)
     lineage = describe_run(config, inputs, frozen)
     warnings = lineage_warnings(earlier, lineage) if earlier is not None else []
-    begun = _folder_of(config).path.exists()
+    begun = folder_of(config).path.exists()
     for warning in warnings:
         logger.warning("the resumed run may differ from an uninterrupted one: %s", warning)
     text = dump_config(config)
@@ -256,6 +257,7 @@ def _run(config: Config, inputs: Inputs, earlier: Lineage | None, *, resume: boo
             write_experiment(folder.experiment, config, lineage)
         if served is not None:
             bind_run(served, folder.path, run_name(config))
+        ask_people(inputs.reward, folder.path)
         held_out = inputs.held_out.prompts if inputs.held_out is not None else ()
         planned = predicted(config, inputs.model_config, inputs.prompts.prompts, held_out)
         trackers.append(MemoryReport(folder.path / "memory.json", parts, planned))
@@ -338,11 +340,8 @@ def describe_run(config: Config, inputs: Inputs, frozen: Mapping[str, str]) -> L
     if config.evaluate.prompts is not None:
         places["evaluate"] = describe_input(config.evaluate.prompts, "data")
     for term in config.reward.terms:
-        if term.kind == "remote":
-            found = {"kind": "service", "path": ", ".join(term.addresses), "sha256": frozen.get(f"reward/{term.name}")}
-        else:
-            found = describe_function(term.place) if term.kind == "function" else describe_input(term.place, "model")
-        places[f"reward/{term.name}"] = found
+        name = f"reward/{term.name}"
+        places[name] = describe_term(term, frozen.get(name))
     for name, digest in frozen.items():
         places[name] = {**places[name], "weights_sha256": digest}
     device = choose_device(config.run.device)
@@ -371,5 +370,5 @@ def check_columns(required: Mapping[str, Sequence[str]], prompts: PromptSet, sou
             raise ConfigError(
                 f"reward {term} needs the column(s) {', '.join(absent)}, which {source} does not have",
                 got=sorted({name for prompt in prompts.prompts[:100] for name in prompt.columns}),
-                hint="add the column to the data, or give the function's parameter a default",
+                hint="add the column to the data; or give a function's parameter a default, a check missing: skip",
             )

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from surefoot.cli.data import data_app
 from surefoot.cli.interrupts import Stopped
 
 EXITS = "Exit codes: 0 done; 2 something to put right, nothing was written"
@@ -43,25 +44,64 @@ app = typer.Typer(
 )
 runs_app = typer.Typer(no_args_is_help=True, help="Look at run folders.", epilog=READ_EXITS)
 app.add_typer(runs_app, name="runs")
+app.add_typer(data_app, name="data")
 
 ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="The YAML config; docs/config.md has every key.")]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="SECTION.KEY=VALUE", help="Keys to set, as ppo.kl.coef=0.02.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to stdout, for programs.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on from the run folder's last checkpoint.")]
+Show = Annotated[
+    int | None, typer.Option("--show", metavar="N", help="Print the first N rows as they would be trained on; no more.")
+]
 
 
 @app.command(epilog=RUN_EXITS)
 def train(
     config: ConfigPath,
     overrides: Overrides = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the run folder's last checkpoint.")] = False,
+    resume: Resume = False,
     as_json: AsJson = False,
 ) -> None:
     """Align a model with PPO, as the config says."""
     from surefoot.cli.train import run_train
 
     raise typer.Exit(run_train(config, overrides or [], resume=resume, as_json=as_json))
+
+
+@app.command(epilog=RUN_EXITS)
+def sft(
+    config: ConfigPath, overrides: Overrides = None, resume: Resume = False, show: Show = None, as_json: AsJson = False
+) -> None:
+    """Fine-tune a model on demonstrations, as the config's section sft says.
+
+    Chats, prompts with completions, or texts; the loss is on the assistant's tokens only.
+    """
+    from surefoot.cli.sft import run_sft
+
+    raise typer.Exit(run_sft(config, overrides or [], resume=resume, show=show, as_json=as_json))
+
+
+@app.command("reward-model", epilog=RUN_EXITS)
+def reward_model(
+    config: ConfigPath, overrides: Overrides = None, resume: Resume = False, show: Show = None, as_json: AsJson = False
+) -> None:
+    """Train a reward model on preferences, as the config's section reward_model says.
+
+    Pairs, ratings or judgements; saved as a standard sequence classifier, with its calibration.
+    """
+    from surefoot.cli.reward_model import run_reward_model
+
+    raise typer.Exit(run_reward_model(config, overrides or [], resume=resume, show=show, as_json=as_json))
+
+
+@app.command(epilog=f"{EXITS}; 3 trouble on the way, nothing was written; 130 Ctrl-C.")
+def sample(config: ConfigPath, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Let the policy answer each prompt several times, as tasks for people to judge."""
+    from surefoot.cli.sample import run_sample
+
+    raise typer.Exit(run_sample(config, overrides or [], as_json=as_json))
 
 
 @app.command(epilog=CHECK_EXITS)

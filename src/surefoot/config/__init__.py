@@ -12,6 +12,7 @@ from surefoot.config.optimisation import (
     StopSection,
     TrackSection,
 )
+from surefoot.config.reward_model import RewardModelSection, SampleSection
 from surefoot.config.sections import (
     CriticSection,
     DataSection,
@@ -25,11 +26,13 @@ from surefoot.config.sections import (
     Section,
 )
 from surefoot.config.serving import ServeSection, token_from
-from surefoot.config.tree import Config, require
+from surefoot.config.sft import SFTSection, StageSection
+from surefoot.config.tree import Command, Config, require
 
 __all__ = [
     "BatchSection",
     "CheckpointSection",
+    "Command",
     "Config",
     "CriticSection",
     "DataSection",
@@ -40,12 +43,16 @@ __all__ = [
     "ModelSection",
     "OptimSection",
     "PPOSection",
+    "RewardModelSection",
     "RewardSection",
     "RewardTerm",
     "RolloutSection",
     "RunSection",
+    "SFTSection",
+    "SampleSection",
     "Section",
     "ServeSection",
+    "StageSection",
     "StopSection",
     "TrackSection",
     "apply_override",

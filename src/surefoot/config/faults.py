@@ -111,8 +111,11 @@ def _suggestion(location: Location, known: frozenset[str]) -> str:
         leaves.setdefault(path.rpartition(".")[2], []).append(path)
     if key in known:
         return f", write it as sections: {key.replace('.', ': {')}: ...{'}' * key.count('.')}"
+    alias = KNOWN_ELSEWHERE.get(key.lower())
+    if alias is not None and section and alias.startswith(f"{section}."):
+        return f", it is called {alias} here"
     if key in leaves:
-        return f", it belongs to {' or '.join(leaves[key][:3])}"
+        return f", it belongs to {' or '.join([*([] if alias is None else [alias]), *leaves[key]][:3])}"
     # A misspelling in the right section is likelier than a misplaced key, another trainer's name likelier than both.
     if near := _near(key, KNOWN_ELSEWHERE, 0.9):
         return f", it is called {KNOWN_ELSEWHERE[near]} here"

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from surefoot.config.composites import with_composite
 from surefoot.config.faults import describe, known_keys
 from surefoot.config.paths import resolve_paths, shown
 from surefoot.config.tree import Config
@@ -35,7 +36,10 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """
     file = Path(path)
     tree = _read_yaml(file)
-    for override in overrides:
+    # A composite first: its terms are written out, so that overrides find them.
+    for override in sorted(overrides, key=lambda text: not text.strip().startswith("reward.composite=")):
+        if isinstance(tree.get("reward"), dict):
+            tree["reward"] = with_composite(tree["reward"])
         apply_override(tree, override)
     name_missing = not (isinstance(tree.get("run"), dict) and tree["run"].get("name"))
     config = build_config(tree, origin=str(file))
@@ -108,11 +112,17 @@ def _child(node: Any, key: str, override: str) -> Any:
 
 
 def _index(node: list[Any], key: str, override: str) -> int:
+    names = [entry.get("name") if isinstance(entry, dict) else None for entry in node]
+    if key in names:
+        return names.index(key)
     if not key.isdigit() or int(key) >= len(node):
+        called = ", ".join(str(name) for name in names if name is not None)
         raise ConfigError(
             f"{key!r} in the override is not the index of an entry",
             got=override,
-            allowed=f"0 to {len(node) - 1}" if node else "none: the list is empty",
+            allowed=f"0 to {len(node) - 1}{f', or a name: {called}' if called else ''}"
+            if node
+            else "none: the list is empty",
             hint="entries count from 0, as in reward.terms.0.weight=2",
         )
     return int(key)

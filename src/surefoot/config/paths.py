@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+from surefoot.config.sections import RewardTerm
 from surefoot.config.tree import Config
 from surefoot.errors import ConfigError
 
@@ -31,10 +33,11 @@ def resolve_paths(config: Config, folder: Path) -> Config:
         is_function = colon and file.endswith(".py")
         return f"{_found(key, file, folder)}:{name}" if is_function else _found(key, value, folder)
 
-    terms = [
-        t if t.kind == "remote" else t.model_copy(update={"target": target(f"reward.terms.{n}.target", t.place)})
-        for n, t in enumerate(config.reward.terms)
-    ]
+    def section(name: str, *keys: str) -> Any:
+        of = getattr(config, name)
+        return of and of.model_copy(update={key: found(f"{name}.{key}", getattr(of, key)) for key in keys})
+
+    terms = [_term(t, f"reward.terms.{n}", target, found) for n, t in enumerate(config.reward.terms)]
     names = {t.name for t in terms} | {"policy"}
     critic_init = config.critic.init if config.critic.init in names else found("critic.init", config.critic.init)
     model = {
@@ -48,19 +51,35 @@ def resolve_paths(config: Config, folder: Path) -> Config:
     name = config.run.name or "run"
     with _possible("run.name", name):
         _is_there(runs / name)
-    prompts = {"prompts": found("data.prompts", config.data.prompts)}
-    held_out = {"prompts": found("evaluate.prompts", config.evaluate.prompts)}
-    serve = config.serve
     return config.model_copy(
         update={
-            "serve": serve and serve.model_copy(update={"reward": found("serve.reward", serve.reward)}),
             "model": config.model.model_copy(update=model),
             "critic": config.critic.model_copy(update={"init": critic_init}),
             "reward": config.reward.model_copy(update={"terms": terms}),
-            "data": config.data.model_copy(update=prompts),
-            "evaluate": config.evaluate.model_copy(update=held_out),
+            "data": section("data", "prompts"),
+            "evaluate": section("evaluate", "prompts"),
+            "sft": section("sft", "data", "held_out"),
+            "reward_model": section("reward_model", "data", "held_out", "tasks", "init"),
+            "sample": section("sample", "prompts"),
+            "serve": section("serve", "reward"),
         }
     )
+
+
+def _term(
+    term: RewardTerm, key: str, target: Callable[[str, str], str], found: Callable[[str, str | None], str | None]
+) -> RewardTerm:
+    """A term with the file of its function, its model's folder or the files of its check's options made absolute."""
+    if term.kind == "remote":
+        return term
+    if term.kind != "check":
+        return term.model_copy(update={"target": target(f"{key}.target", term.place)})
+    files = {
+        name: found(f"{key}.options.{name}", value)
+        for name, value in term.options.items()
+        if name.endswith("_file") and isinstance(value, str)
+    }
+    return term.model_copy(update={"options": {**term.options, **files}}) if files else term
 
 
 def _found(key: str, value: str, folder: Path) -> str:

@@ -6,11 +6,12 @@ Each key's docstring is its documentation: ``docs/config.md`` is generated from 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from surefoot.config.addresses import Address, TokenVariable, http_address
+from surefoot.config.composites import with_composite
 
 Positive = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
@@ -117,15 +118,33 @@ class RewardTerm(Section):
 
     name: str = Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")
     """Name of the term in metrics (`score/NAME`)."""
-    kind: Literal["function", "model", "remote"] = "function"
-    """`function`: Python; `model`: a sequence-classification model; `remote`: a service at an address."""
+    kind: Literal["function", "model", "check", "human", "remote"] = "function"
+    """`function`: Python; `model`: a sequence-classification model; `check`: a verifiable reward that comes with
+    Surefoot; `human`: people's ratings from a file; `remote`: a service at an address."""
     target: str | list[str]
-    """`file.py:name` (relative to the config) or `package.module:name`; for a model its folder or hub id; for a remote
-    reward its address, or a list of the addresses of replicas."""
+    """`file.py:name` (relative to the config) or `package.module:name`; for a model its folder or hub id; for a check
+    its name (docs/checks.md); for human ratings a JSONL file, or a folder of them; for a remote reward its address, or
+    a list of the addresses of replicas."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Options of a check, as docs/checks.md lists them."""
     weight: float = 1.0
     """Factor in the weighted sum."""
+    center: float = 0.0
+    """Subtracted from the term before anything else: what counts as neither good nor bad."""
+    scale: PositiveFloat = 1.0
+    """The centred term is divided by this, its standard deviation for instance, before it is clipped."""
     clip: tuple[float, float] | PositiveFloat | None = None
-    """Clip this term to [-c, c] or [low, high] before weighting."""
+    """Clip this term to [-c, c] or [low, high], after center and scale, before weighting."""
+    missing: Literal["fail", "skip", "model", "wait"] | None = None
+    """For a row that a check has no column for, or a person no rating: `fail`, `skip` the term, take a `model` (the
+    term `stand_in`), or, for people, `wait`: fail, and ask for a judgement. Null: `wait` for people, else `fail`."""
+    stand_in: str | None = None
+    """The term that counts in a row where this one is missing, with `missing: model`."""
+    ensemble: Literal["mean", "min", "lower"] = "mean"
+    """Of a reward model with several heads (`reward_model.heads`): the `mean` of their scores, the `min`, or `lower`:
+    mean minus `ensemble_c` times their deviation. The deviation is logged as `score/NAME_spread`."""
+    ensemble_c: Annotated[float, Field(ge=0)] = 1.0
+    """What the heads' disagreement costs with `ensemble: lower`."""
     token_env: TokenVariable | None = None
     """Remote: name of the environment variable with the service's token."""
     timeout_s: PositiveFloat = 60.0
@@ -141,7 +160,7 @@ class RewardTerm(Section):
 
     @property
     def place(self) -> str:
-        """The target of a function or a model: one text."""
+        """The target of any kind but `remote`: one text."""
         assert isinstance(self.target, str)
         return self.target
 
@@ -174,6 +193,31 @@ class RewardTerm(Section):
             )
         return name
 
+    @model_validator(mode="after")
+    def _keys_fit_the_kind(self) -> RewardTerm:
+        if self.options and self.kind != "check":
+            raise ValueError(f"options are for terms of kind check, and {self.name} is of kind {self.kind}")
+        if self.missing is not None and self.kind not in ("check", "human"):
+            raise ValueError(f"missing is for terms of kind check and human, and {self.name} is of kind {self.kind}")
+        if self.missing == "wait" and self.kind != "human":
+            raise ValueError(f"only people's judgements can be waited for; {self.name} may fail, skip or take a model")
+        if (self.missing == "model") != (self.stand_in is not None):
+            raise ValueError(
+                f"{self.name}: missing: model and stand_in: TERM go together, one without the other does not"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _ensemble_is_of_a_model(self) -> RewardTerm:
+        if self.ensemble != "mean" and self.kind != "model":
+            raise ValueError(f"ensemble is for terms of kind model, and {self.name} is of kind {self.kind}")
+        return self
+
+    @property
+    def when_missing(self) -> Literal["fail", "skip", "model", "wait"]:
+        """What becomes of a row that the term has nothing to say about."""
+        return self.missing or ("wait" if self.kind == "human" else "fail")
+
 
 RESERVED_TERMS = frozenset({"mean", "std", "min", "max", "failed_share", "failed", "count"})
 
@@ -181,6 +225,8 @@ RESERVED_TERMS = frozenset({"mean", "std", "min", "max", "failed_share", "failed
 class RewardSection(Section):
     """What is rewarded, and what happens when scoring fails."""
 
+    composite: Literal["handbook"] | None = None
+    """Start from terms that come with Surefoot; an entry of `terms` with the name of one changes its keys."""
     terms: list[RewardTerm] = Field(default_factory=list)
     """The terms of the weighted sum. Required by `train`."""
     on_failure: Literal["drop", "stop"] = "drop"
@@ -193,6 +239,22 @@ class RewardSection(Section):
     """Clip the (normalised) score to [-c, c]."""
     normalise: bool | Literal["running", "reference"] = False
     """Scale scores to mean 0 and deviation 1: `running` (or true) statistics, or those of step 1, the `reference`'s."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_composite(cls, given: Any) -> Any:
+        return with_composite(given) if isinstance(given, dict) else given
+
+    @model_validator(mode="after")
+    def _stand_ins_exist(self) -> RewardSection:
+        terms = {term.name: term for term in self.terms}
+        for term in self.terms:
+            other = terms.get(term.stand_in or "")
+            if term.stand_in is not None and (other is None or other is term or other.stand_in is not None):
+                raise ValueError(
+                    f"stand_in of {term.name} must name another term that has no stand-in itself, not {term.stand_in!r}"
+                )
+        return self
 
 
 class DataSection(Section):
@@ -212,6 +274,11 @@ class DataSection(Section):
     """A new order each epoch, from the seed."""
     drop_last: bool = False
     """Leave out the last, smaller batch of an epoch; refused when that leaves nothing."""
+    allow: list[Literal["pending", "rejected", "restricted", "personal"]] = Field(default_factory=list)
+    """Data that is trained on although its card says so (docs/data.md): approval `pending` or `rejected`, privacy
+    class `restricted` or `personal`. Of all commands that train."""
+    require_card: bool = False
+    """Refuse data without a card."""
 
 
 class RolloutSection(Section):

@@ -15,6 +15,7 @@ from surefoot.config.optimisation import (
     StopSection,
     TrackSection,
 )
+from surefoot.config.reward_model import RewardModelSection, SampleSection
 from surefoot.config.sections import (
     CriticSection,
     DataSection,
@@ -26,7 +27,10 @@ from surefoot.config.sections import (
     Section,
 )
 from surefoot.config.serving import ServeSection, check_remote, check_served
+from surefoot.config.sft import SFTSection, StageSection
 from surefoot.errors import ConfigError
+
+Command = Literal["train", "sft", "reward-model", "sample", "serve"]
 
 
 class Config(Section):
@@ -46,6 +50,9 @@ class Config(Section):
     stop: StopSection = StopSection()
     track: TrackSection = TrackSection()
     guard: GuardSection = GuardSection()
+    sft: SFTSection = SFTSection()
+    reward_model: RewardModelSection = RewardModelSection()
+    sample: SampleSection = SampleSection()
     serve: ServeSection | None = None
     """The critic and reward service that `surefoot serve` starts; `{}` for one with the defaults."""
     cluster: dict[str, Any] | None = None
@@ -72,11 +79,17 @@ REQUIRED: dict[str, dict[str, str]] = {
         "model.policy": "a Hugging Face model folder",
         "reward.terms": "a list with at least one term, for instance [{name: quality, target: reward.py:score}]",
         "data.prompts": "a JSONL file with one prompt a line",
-    }
+    },
+    "sft": {
+        "model.policy": "a Hugging Face model folder",
+        "sft.data": "a JSONL file with one demonstration a line",
+    },
+    "reward-model": {"reward_model.data": "a JSONL file with one pair a line"},
+    "sample": {"model.policy": "a Hugging Face model folder"},
 }
 
 
-def require(config: Config, command: Literal["train", "serve"]) -> None:
+def require(config: Config, command: Command) -> None:
     """Check that a config has what a command needs, and asks for nothing that does not go together.
 
     Raises:
@@ -91,14 +104,40 @@ def require(config: Config, command: Literal["train", "serve"]) -> None:
         section, key = path.split(".")
         if not getattr(getattr(config, section), key):
             missing.append(f"{path} ({meaning})")
+    missing += _missing_alternatives(config, command)
     if missing:
         raise ConfigError(
             f"{command} needs {len(missing)} more key(s): " + ", ".join(missing), hint="add them to the config"
         )
     _refuse_absent_features(config)
-    _refuse_transformed_sampling(config)
-    _check_combinations(config)
-    check_remote(config)
+    if command == "train":
+        _refuse_transformed_sampling(config)
+        _check_combinations(config)
+        check_remote(config)
+    elif command != "sample":
+        _check_stage(config, config.sft if command == "sft" else config.reward_model, command.replace("-", "_"))
+
+
+def _missing_alternatives(config: Config, command: Command) -> list[str]:
+    """Keys of which one would do."""
+    model, sample = config.model.policy, config.sample
+    if command == "reward-model" and not (config.reward_model.init or model):
+        return ["reward_model.init or model.policy (what the reward model starts from)"]
+    if command == "sample" and not (sample.prompts or config.data.prompts):
+        return ["sample.prompts or data.prompts (a JSONL file with one prompt a line)"]
+    return []
+
+
+def _check_stage(config: Config, section: StageSection, name: str) -> None:
+    if config.stop.patience and not (section.held_out or section.held_out_share):
+        raise ConfigError(
+            "stop.patience looks at the held-out loss, and there are no held-out rows",
+            hint=f"set {name}.held_out or {name}.held_out_share, and evaluate.every",
+        )
+    if config.stop.patience and config.evaluate.every == 0:
+        raise ConfigError(
+            "stop.patience counts evaluations, and there are none during the run", hint="set evaluate.every"
+        )
 
 
 def _refuse_absent_features(config: Config) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from surefoot.data.formats import prompt_files
 from surefoot.data.reading import Row
 from surefoot.errors import DataError
 
@@ -23,6 +25,24 @@ def fingerprint_file(path: str | Path) -> str:
             return hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as error:
         raise DataError("a file could not be read for its fingerprint", got=f"{path} ({error.strerror})") from error
+
+
+def fingerprint_source(path: str | os.PathLike[str]) -> str | None:
+    """sha256 of a data file, or of a folder's data files with their names; None for what is neither (a hub id).
+
+    A folder's is that of the lines ``DIGEST  NAME``, as a lineage has it.
+
+    Raises:
+        DataError: a file cannot be read, or the folder holds no data.
+    """
+    place = Path(path).expanduser()
+    if place.is_file():
+        return fingerprint_file(place)
+    if not place.is_dir():
+        return None
+    files = prompt_files(place)
+    listing = "".join(f"{fingerprint_file(file)}  {file.relative_to(place).as_posix()}\n" for file in files)
+    return hashlib.sha256(listing.encode()).hexdigest()
 
 
 def fingerprint_rows(rows: Iterable[Row]) -> str:

@@ -1,4 +1,4 @@
-"""Prompt files and hub data sets as a stream of raw rows, each with its place. Torch-free.
+"""Data files and hub data sets as a stream of raw rows, each with its place. Torch-free.
 
 A fault in one row is part of the stream; a fault of the whole file (missing, compressed badly, no Parquet) is an error.
 """
@@ -48,12 +48,12 @@ class RawRow:
 
 
 def raw_rows(source: str) -> tuple[Iterator[RawRow], tuple[Path, ...]]:
-    """The rows of a file, of all prompt files under a folder in the order of their names, or of a hub data set.
+    """The rows of a file, of all data files under a folder in the order of their names, or of a hub data set.
 
     Returns:
         the rows, read as they are asked for, and the files (none for a hub id).
     Raises:
-        DataError: there is no such thing, or it holds no prompt files.
+        DataError: there is no such thing, or it holds no data files.
     """
     path = Path(source).expanduser()
     if path.is_dir():
@@ -62,17 +62,17 @@ def raw_rows(source: str) -> tuple[Iterator[RawRow], tuple[Path, ...]]:
     if path.is_file():
         if not path.name.lower().endswith(SUFFIXES):
             raise DataError(
-                "prompt files are JSONL or Parquet, known by their ending", got=str(path), allowed=", ".join(SUFFIXES)
+                "data files are JSONL or Parquet, known by their ending", got=str(path), allowed=", ".join(SUFFIXES)
             )
         return _chained((path,), path.parent), (path,)
     match = _HUB_ID.fullmatch(source)
     if match is None or source.lower().endswith(SUFFIXES) or source.startswith("."):
-        raise DataError("the prompt file does not exist", got=source, hint=_missing_hint(path))
+        raise DataError("the data file does not exist", got=source, hint=_missing_hint(path))
     return _hub_rows(source, match["name"], match["split"] or "train"), ()
 
 
 def prompt_files(folder: Path) -> tuple[Path, ...]:
-    """All prompt files under a folder in the order of their names; hidden ones (``.ipynb_checkpoints``) left out.
+    """All data files under a folder in the order of their names; hidden ones (``.ipynb_checkpoints``) left out.
 
     Raises:
         DataError: there are none.
@@ -93,7 +93,7 @@ def prompt_files(folder: Path) -> tuple[Path, ...]:
     if not files:
         inside = ", ".join(sorted(p.name for p in folder.iterdir())[:8]) or "nothing"
         raise DataError(
-            "the folder holds no prompt files", got=f"{folder} (it holds: {inside})", allowed=", ".join(SUFFIXES)
+            "the folder holds no data files", got=f"{folder} (it holds: {inside})", allowed=", ".join(SUFFIXES)
         )
     return files
 
@@ -136,7 +136,7 @@ def _jsonl_rows(file: Path, shown: str) -> Iterator[RawRow]:
                 if line.strip():
                     yield _jsonl_row(shown, number, line)
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError("the prompt file could not be read", got=f"{file} ({error})", hint="is it whole?") from error
+        raise DataError("the data file could not be read", got=f"{file} ({error})", hint="is it whole?") from error
 
 
 def _opened(file: Path) -> BinaryIO:
@@ -145,7 +145,7 @@ def _opened(file: Path) -> BinaryIO:
 
 def _without_mark(line: bytes, file: Path) -> bytes:
     if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise DataError("the prompt file is not UTF-8", got=f"{file} is UTF-16", hint="save it as UTF-8")
+        raise DataError("the data file is not UTF-8", got=f"{file} is UTF-16", hint="save it as UTF-8")
     return line.removeprefix(codecs.BOM_UTF8)
 
 

@@ -108,7 +108,7 @@ def read_rows(
     if not rows and without == read > 0:
         raise _no_column(str(source), column, list(columns))
     if bad and (bad_rows == "error" or not rows):
-        raise _refusal(str(source), bad, read)
+        raise refusal(str(source), bad, read)
     if not rows:
         raise DataError("the prompts are empty", got=f"{source} has no rows", hint="write one JSON object a line")
     if chats:
@@ -163,10 +163,12 @@ def _no_column(source: str, column: str, columns: Sequence[str]) -> DataError:
     )
 
 
-def _refusal(source: str, bad: Sequence[BadRow], read: int) -> DataError:
+def refusal(source: str, bad: Sequence[BadRow], read: int, *, key: str = "data.bad_rows") -> DataError:
+    """The error for rows that cannot be used; ``key`` is the setting that would skip them."""
     shown = "; ".join(map(str, bad[:SHOWN])) + (f"; and {len(bad) - SHOWN} more" if len(bad) > SHOWN else "")
-    skip = "" if len(bad) == read else ", or set data.bad_rows: skip to go on without them"
+    skip = "" if len(bad) == read else f", or set {key}: skip to go on without them"
     hint = f"correct them{skip}"
-    if len(bad) == read or "an array" in bad[0].reason:
+    unreadable = any(word in bad[0].reason for word in ("JSON", "an array", "a bare "))
+    if unreadable and (len(bad) == read or "an array" in bad[0].reason):
         hint = f"write one JSON object a line, without an array around all of them{skip}"
     return DataError(f"{len(bad)} of {read} rows of {source} cannot be used: {shown}", hint=hint)

@@ -16,7 +16,7 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import jinja2
 from tokenizers import Tokenizer
@@ -30,6 +30,10 @@ logger = logging.getLogger("surefoot")
 _MARKUP = re.compile(r"[<\[].*[>\]]", re.DOTALL)
 # So much of the secret is enough to know that a mark was cut or rewritten.
 SECRET_SHOWS = 10
+_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+Marks = Literal["edges", "typed", "none"]
+"""What is marked: what was typed and where each content begins and ends; what was typed; nothing."""
 
 
 class ChatEncoder:
@@ -113,25 +117,79 @@ class ChatEncoder:
         fault = messages_fault(messages, prompt=generation_prompt)
         if fault is not None:
             raise DataError("a list of messages cannot be used", got=fault)
+        written, marks = self.write(messages, generation_prompt=generation_prompt)
+        return self.read(written, marks), self.unmarked(written)
+
+    def write(self, messages: Messages, *, generation_prompt: bool) -> tuple[str, Marks]:
+        """The chat as text with marks in what people typed, and which marks the template left whole.
+
+        Raises:
+            ModelError, DataError: see :meth:`render`.
+        """
         text = self.render(messages, generation_prompt=generation_prompt)
-        marked = self.render(self._marked(messages, edges=True), generation_prompt=generation_prompt)
-        if self._unmarked(marked) != text:
-            # The template looks at how a content begins or ends; then only what was typed is marked.
-            marked = self.render(self._marked(messages, edges=False), generation_prompt=generation_prompt)
-            if self._secret[:SECRET_SHOWS] in self._unmarked(marked).lower():
-                self._report_unguarded()  # The template rewrites what was typed, marks included.
-                return plain_ids(self._tokenizer, text), text
-            text = self._unmarked(marked)
-        written = Counter(self.controls[spelling] for spelling in self._written.findall(marked))
+        written = self.write_as(messages, "edges", generation_prompt=generation_prompt)
+        if self.unmarked(written) == text:
+            return written, "edges"
+        # The template looks at how a content begins or ends; then only what was typed is marked.
+        written = self.write_as(messages, "typed", generation_prompt=generation_prompt)
+        if self._secret[:SECRET_SHOWS] not in self.unmarked(written).lower():
+            return written, "typed"
+        self._report_unguarded()  # The template rewrites what was typed, marks included.
+        return text, "none"
+
+    def write_as(self, messages: Messages, marks: Marks, *, generation_prompt: bool) -> str:
+        """The chat as text with these marks; raises as :meth:`render` does."""
+        shown = messages if marks == "none" else self._marked(messages, edges=marks == "edges")
+        return self.render(shown, generation_prompt=generation_prompt)
+
+    def read(self, written: str, marks: Marks) -> list[int]:
+        """Token ids of a text from :meth:`write`, or of a part of it."""
+        text = self.unmarked(written)
         ids = plain_ids(self._tokenizer, text)
-        if self._controls_in(ids) == written:
-            return ids, text
+        if marks == "none":
+            return ids
+        controls = Counter(self.controls[spelling] for spelling in self._written.findall(written))
+        if self._controls_in(ids) == controls:
+            return ids
         if self._reader is not None:
-            hidden = self._written.sub(lambda found: self._hidden_name(found[0]), marked)
-            ids = _reading(self._reader.encode, self._unmarked(hidden), add_special_tokens=False).ids
-        if self._controls_in(ids) != written:
+            hidden = self._written.sub(lambda found: self._hidden_name(found[0]), written)
+            ids = _reading(self._reader.encode, self.unmarked(hidden), add_special_tokens=False).ids
+        if self._controls_in(ids) != controls:
             self._report_unguarded()
-        return ids, text
+        return ids
+
+    def generation_spans(self, messages: Messages, marks: Marks) -> list[tuple[int, int]] | None:
+        """Where the template says that the assistant speaks: ``[start, end)`` in what :meth:`write_as` gives.
+
+        Returns:
+            None for a template without generation markers.
+        """
+        if not _GENERATION.search(self.template):
+            return None
+        from transformers.utils.chat_template_utils import render_jinja_template  # may load torch
+
+        shown = messages if marks == "none" else self._marked(messages, edges=marks == "edges")
+        rendered, spans = render_jinja_template(
+            conversations=[plain_messages(shown)],
+            chat_template=self.template,
+            return_assistant_tokens_mask=True,
+            add_generation_prompt=False,
+            **self._tokenizer.special_tokens_map,
+        )
+        if rendered[0] != self.write_as(messages, marks, generation_prompt=False):
+            raise DataError("the chat template writes the same messages in two ways", got=self._name)
+        return [(int(start), int(end)) for start, end in spans[0]]
+
+    def content_end(self, written: str, start: int, end: int) -> int:
+        """Where in ``[start, end)`` of a text with marks at the edges the last content ends; ``end`` without any."""
+        mark = f"{self._secret}e"
+        place = written.rfind(mark, start, end)
+        return end if place < 0 else place + len(mark)
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids of the special tokens."""
+        return frozenset(self._special.values())
 
     # ------------------------------------------------------------------------------------------ control tokens
 
@@ -219,7 +277,8 @@ class ChatEncoder:
         before, _, after = content.partition(core)
         return f"{before}{self._secret}e{core}{self._secret}e{after}"
 
-    def _unmarked(self, text: str) -> str:
+    def unmarked(self, text: str) -> str:
+        """The text without its marks."""
         spellings = list(self.controls)
         mark = re.compile(rf"{self._secret}(?:e|c(\d{{4}}))")
         return mark.sub(lambda found: spellings[int(found[1])] if found[1] else "", text)

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal
 
 import numpy as np
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification
 from transformers.utils import cached_file
@@ -23,17 +25,46 @@ from transformers.utils import cached_file
 from surefoot.errors import DataError, ModelError
 from surefoot.models.digest import digest_tensors
 from surefoot.models.layers import use_kernels
-from surefoot.models.load import DTYPES, context_length, from_pretrained, load_model_config
+from surefoot.models.load import DTYPES, context_length, first_line, from_pretrained, load_model_config, read_json
 from surefoot.models.messages import Messages
 from surefoot.models.packing import LaidRows, groups_within, pack, pad
 from surefoot.models.probe import library_attention, probe
-from surefoot.models.tokenizer import load_codec
+from surefoot.models.tokenizer import TextCodec, load_codec
 from surefoot.records import IntArray
 
 logger = logging.getLogger("surefoot")
 
 PROBE_TOKENS = 12
 HINT = "the target of a reward term of kind model must be a reward model: sequence classification with one label"
+CALIBRATION_FILE: Final = "surefoot_reward.json"
+"""What is known of a reward model's scores, beside its weights."""
+HEADS_FILE: Final = "ensemble/heads.safetensors"
+"""The heads whose mean the score layer is: ``weight`` ``[k, H]``, and ``bias`` ``[k]`` if there is one."""
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    """What becomes of the scores of several heads.
+
+    Attributes:
+        how: their ``mean``; the ``min``, the least; or ``lower``: mean minus c times their population deviation.
+        c: of ``lower``, at least 0.
+    """
+
+    how: Literal["mean", "min", "lower"] = "mean"
+    c: float = 1.0
+
+    def combine(self, scores: Tensor) -> Tensor:
+        """``[n, k]`` scores of heads to ``[n]``."""
+        if self.how == "min":
+            return scores.min(dim=1).values
+        mean = scores.mean(dim=1)
+        return mean if self.how == "mean" else mean - self.c * spread(scores)
+
+
+def spread(scores: Tensor) -> Tensor:
+    """``[n]``: the population deviation of ``[n, k]`` scores over the heads."""
+    return scores.std(dim=1, unbiased=False)
 
 
 class RewardModel:
@@ -46,16 +77,18 @@ class RewardModel:
         batch_tokens: tokens per forward pass at most, padding included; one text always fits.
         max_tokens: longest text, the model's context when None. Longer ones lose their beginning, counted.
         trust_remote_code: run code that comes with the model.
+        ensemble: what becomes of several heads, for a model that has them; None: their mean.
 
     Attributes:
         folder: the local folder with its files; a critic may be loaded from it.
         digest: sha256 over the bytes of its safetensors files, in the order of their names.
         codec: its own tokenizer.
         truncated: texts cut so far.
+        calibration: content of its ``surefoot_reward.json``, None without one.
 
     Raises:
         ModelError: no such model, no tokenizer, not one label, weights missing (an untrained score layer among them),
-            or an architecture whose score would come out wrong.
+            an architecture whose score would come out wrong, or an ensemble was asked for and it has one head.
     """
 
     def __init__(
@@ -67,15 +100,26 @@ class RewardModel:
         batch_tokens: int = 8192,
         max_tokens: int | None = None,
         trust_remote_code: bool = False,
+        ensemble: Ensemble | None = None,
     ) -> None:
         model = _load(folder, dtype, trust_remote_code)
         self.name, self.folder = folder, _local_folder(folder)
+        self.ensemble = ensemble or Ensemble()
+        file = Path(self.folder) / CALIBRATION_FILE
+        self.calibration: Mapping[str, Any] | None = read_json(file) if file.is_file() else None
         self.digest = _digest_files(Path(self.folder))
         self.codec = load_codec(folder, trust_remote_code=trust_remote_code)
         self.truncated = 0
         self._model = model.to(device).eval().requires_grad_(False)
         use_kernels(model)
         self._score: nn.Linear = model.score
+        self._heads = _load_heads(Path(self.folder), self._score)
+        if self._heads is None and self.ensemble.how != "mean":
+            raise ModelError(
+                f"{folder} has one score head, so there is no disagreement",
+                got=f"ensemble: {self.ensemble.how}",
+                hint="train it with reward_model.heads above 1, or leave ensemble out",
+            )
         self._rows = int(model.get_input_embeddings().weight.shape[0])
         self._batch_tokens = batch_tokens
         limits = [n for n in (max_tokens, context_length(model.config)) if n is not None]
@@ -104,10 +148,7 @@ class RewardModel:
             ModelError: a conversation, and the model has no chat template.
             DataError: the template refuses the messages, nothing is left to read, or an id has no embedding.
         """
-        if isinstance(item, str):
-            ids = self.codec.begun(self.codec.encode_text(item)) + list(self.codec.left_off_ids)
-        else:
-            ids, _ = self.codec.encode_dialogue(item)
+        ids = encode_item(self.codec, item)
         if not ids:
             raise DataError("a text has no tokens for the reward model", got=repr(item)[:80])
         if max(ids) >= self._rows:
@@ -127,8 +168,7 @@ class RewardModel:
                 len(ids),
                 self.max_tokens,
             )
-        kept = [i for i, begin in zip(ids, self.codec.begin_ids, strict=False) if i == begin][: self.max_tokens - 1]
-        return kept + ids[len(ids) - self.max_tokens + len(kept) :]
+        return cut_beginning(ids, self.max_tokens, self.codec)
 
     def score_texts(self, items: Sequence[str | Messages]) -> list[float]:
         """One score per text or conversation, in order; each as if it were alone.
@@ -138,17 +178,34 @@ class RewardModel:
         """
         return self.score_tokens([self.encode(item) for item in items])
 
-    @torch.no_grad()
     def score_tokens(self, rows: Sequence[Sequence[int]]) -> list[float]:
         """One score per row of ids of this model's own vocabulary, in order; none of them empty."""
-        scores = [0.0] * len(rows)
+        return self.score_with_spread(rows)[0]
+
+    @torch.no_grad()
+    def score_with_spread(self, rows: Sequence[Sequence[int]]) -> tuple[list[float], list[float] | None]:
+        """As :meth:`score_tokens`, and how far the heads disagree on each row; None with one head."""
+        scores, spreads = [0.0] * len(rows), [0.0] * len(rows)
         ids = [np.asarray(row, dtype=np.int64) for row in rows]
         packed = self._score.weight.device.type == "cpu"
         for group in groups_within(ids, self._batch_tokens, packed=packed):
             part = [ids[b] for b in group]
-            for b, score in zip(group, self._forward(pack(part) if packed else pad(part)).tolist(), strict=True):
+            laid = pack(part) if packed else pad(part)
+            if self._heads is None:
+                found = self._forward(laid).tolist()
+            else:
+                by_head = self._linear(self._states(laid), self._heads)
+                found = self.ensemble.combine(by_head).tolist()
+                for b, gap in zip(group, spread(by_head).tolist(), strict=True):
+                    spreads[b] = gap
+            for b, score in zip(group, found, strict=True):
                 scores[b] = score
-        return scores
+        return scores, None if self._heads is None else spreads
+
+    @property
+    def num_heads(self) -> int:
+        """Score heads: 1, or as many as the ensemble has."""
+        return 1 if self._heads is None else len(self._heads["weight"])
 
     def head_weight(self) -> Tensor:
         """``[H]``: a copy of the score layer's weights, from which a value head may start."""
@@ -160,14 +217,19 @@ class RewardModel:
 
     def weights_digest(self) -> str:
         """sha256 of the weights as they are in memory: equal before and after a run."""
-        return digest_tensors(self._model.state_dict().items())
+        heads = {f"heads.{name}": tensor for name, tensor in (self._heads or {}).items()}
+        return digest_tensors([*self._model.state_dict().items(), *heads.items()])
 
     def move(self, device: torch.device) -> None:
         """Take the weights to a device, in place."""
         self._model.to(device)
 
     def _forward(self, laid: LaidRows) -> Tensor:
-        """``[B]`` scores in float32 at least, read at the last token of each row."""
+        """``[B]`` scores of the score layer, in float32 at least, read at the last token of each row."""
+        return self._linear(self._states(laid), dict(self._score.named_parameters()))[:, 0]
+
+    def _states(self, laid: LaidRows) -> Tensor:
+        """``[B, H]`` states at the last token of each row."""
 
         def tensor(array: IntArray) -> Tensor:
             return torch.from_numpy(np.array(array)).to(self._score.weight.device)
@@ -179,10 +241,15 @@ class RewardModel:
             attention_layout=laid.layout,
         )
         last = tensor(np.array([place[-1] for place in laid.places]))
-        states = out.last_hidden_state.flatten(0, 1).index_select(0, last)
+        states: Tensor = out.last_hidden_state.flatten(0, 1).index_select(0, last)
+        return states
+
+    @staticmethod
+    def _linear(states: Tensor, head: Mapping[str, Tensor]) -> Tensor:
         wide = torch.promote_types(states.dtype, torch.float32)
-        bias = None if self._score.bias is None else self._score.bias.to(wide)
-        return nn.functional.linear(states.to(wide), self._score.weight.to(wide), bias)[:, 0]
+        weight, bias = (None if t is None else t.to(states.device, wide) for t in (head["weight"], head.get("bias")))
+        assert weight is not None
+        return nn.functional.linear(states.to(wide), weight, bias)
 
     @torch.no_grad()
     def _probe(self) -> None:
@@ -204,6 +271,19 @@ class RewardModel:
                 got=f"{ours:.6g} against {theirs:.6g}",
                 hint="this architecture is not read at its last token, or changes its output; it is not supported",
             )
+
+
+def encode_item(codec: TextCodec, item: str | Messages) -> list[int]:
+    """Ids of a text, with all that the tokenizer puts around a text, or of a conversation in the chat template."""
+    if isinstance(item, str):
+        return codec.begun(codec.encode_text(item)) + list(codec.left_off_ids)
+    return codec.encode_dialogue(item)[0]
+
+
+def cut_beginning(ids: list[int], limit: int, codec: TextCodec) -> list[int]:
+    """The last ids that fit, behind what begins every text."""
+    kept = [i for i, begin in zip(ids, codec.begin_ids, strict=False) if i == begin][: limit - 1]
+    return kept + ids[len(ids) - limit + len(kept) :]
 
 
 def _load(folder: str, dtype: str, trust_remote_code: bool) -> Any:
@@ -243,6 +323,28 @@ def _check_score_layer(folder: str, model: Any) -> None:
         )
 
 
+def _load_heads(folder: Path, score: nn.Linear) -> dict[str, Tensor] | None:
+    """The heads of an ensemble, on the score layer's device; None when there are none.
+
+    Raises:
+        ModelError: they do not belong to the score layer, which must be their mean.
+    """
+    file = folder / HEADS_FILE
+    if not file.is_file():
+        return None
+    try:
+        heads = {name: tensor.to(score.weight.device) for name, tensor in load_file(file).items()}
+        gap = max(
+            float((heads[name].float().mean(dim=0) - layer.float()).abs().max())
+            for name, layer in ((n, p[0]) for n, p in score.named_parameters())
+        )
+    except (OSError, SafetensorError, KeyError, RuntimeError) as error:
+        raise ModelError("the heads of the ensemble cannot be used", got=f"{file} ({first_line(error)})") from error
+    if not gap <= 64 * torch.finfo(score.weight.dtype).eps * max(1.0, float(score.weight.abs().max())):
+        raise ModelError("the score layer is not the mean of the ensemble's heads", got=f"{file}, {gap:.2g} apart")
+    return heads
+
+
 def _local_folder(folder: str) -> str:
     if Path(folder).is_dir():
         return folder
@@ -252,7 +354,8 @@ def _local_folder(folder: str) -> str:
 
 def _digest_files(folder: Path) -> str:
     digest = hashlib.sha256()
-    for path in sorted(folder.glob("*.safetensors")):
+    heads = folder / HEADS_FILE
+    for path in (*sorted(folder.glob("*.safetensors")), *([heads] if heads.is_file() else [])):
         with path.open("rb") as file:
             while chunk := file.read(1 << 20):
                 digest.update(chunk)

@@ -56,7 +56,7 @@ def save_policy(policy: CausalPolicy, folder: Path, *, save_tokenizer: Callable[
         ModelError: what was loaded again gives other logits than the live policy.
         CheckpointError: it could not be written.
     """
-    with _whole_folder(folder) as new:
+    with whole_folder(folder) as new:
         _save_model(policy.lm.model, new)
         if save_tokenizer is not None:
             save_tokenizer(str(new))
@@ -88,7 +88,7 @@ def save_critic(critic: SeparateCritic | SharedCritic, folder: Path) -> None:
     if shared and not (folder.parent / "config.json").is_file():
         hint = "save the policy first, and the critic into a folder inside the policy's"
         raise ModelError("a shared critic is saved beside its policy", got=str(folder), hint=hint)
-    with _whole_folder(folder) as new:
+    with whole_folder(folder) as new:
         head = {name: tensor.detach().cpu().contiguous() for name, tensor in critic.head.state_dict().items()}
         save_file(head, new / HEAD_FILE)
         if isinstance(critic, SharedCritic):
@@ -99,7 +99,7 @@ def save_critic(critic: SeparateCritic | SharedCritic, folder: Path) -> None:
 
 
 @contextmanager
-def _whole_folder(folder: Path) -> Iterator[Path]:
+def whole_folder(folder: Path) -> Iterator[Path]:
     """A new folder beside the wanted one, which takes its place when everything in it is written."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -180,27 +180,32 @@ def _probe_batch(model: Any) -> MicroBatch:
 def _compare_policy(policy: CausalPolicy, folder: Path) -> None:
     lm = policy.lm
     remote = lm.model.is_remote_code()
-    again = load_causal_lm(str(folder), dtype=_dtype_name(lm.model), device=lm.device, trust_remote_code=remote)
+    again = load_causal_lm(str(folder), dtype=dtype_name(lm.model), device=lm.device, trust_remote_code=remote)
     batch = _probe_batch(lm.model)
     plain = HeadSettings(1.0, lm.head.settings.scale, lm.head.settings.softcap)
     live = OutputHead(lm.head.layer, plain).logits(lm.hidden(batch))
-    _compare(live, again.head.logits(again.hidden(batch)), lm.model.dtype, "logits", folder)
+    compare(live, again.head.logits(again.hidden(batch)), lm.model.dtype, "logits", folder)
 
 
 @torch.no_grad()
 def _compare_critic(critic: SeparateCritic | SharedCritic, folder: Path) -> None:
     model: Any = critic.policy.lm.model if isinstance(critic, SharedCritic) else critic.trunk
     device, remote = str(next(model.parameters()).device), model.is_remote_code()
-    again = load_critic(folder, dtype=_dtype_name(model), device=device, trust_remote_code=remote)
+    again = load_critic(folder, dtype=dtype_name(model), device=device, trust_remote_code=remote)
     batch = _probe_batch(model)
     if isinstance(critic, SharedCritic):
         live = critic.head(critic.policy.lm.hidden(batch).index_select(0, batch.states))
     else:
         live = critic.forward(batch)
-    _compare(live, again.forward(batch), model.dtype, "values", folder)
+    compare(live, again.forward(batch), model.dtype, "values", folder)
 
 
-def _compare(live: Tensor, again: Tensor, dtype: torch.dtype, what: str, folder: Path) -> None:
+def compare(live: Tensor, again: Tensor, dtype: torch.dtype, what: str, folder: Path) -> None:
+    """Hold what was loaded again against the live model.
+
+    Raises:
+        ModelError: they differ by more than merging adapters and rounding explain.
+    """
     allowed = _MAY_DIFFER[dtype] * max(1.0, float(live.abs().max()))
     gap = float((live - again).abs().max()) if live.shape == again.shape else float("inf")
     if not gap <= allowed:
@@ -212,5 +217,6 @@ def _compare(live: Tensor, again: Tensor, dtype: torch.dtype, what: str, folder:
         )
 
 
-def _dtype_name(model: Any) -> str:
+def dtype_name(model: Any) -> str:
+    """``float32`` and the like."""
     return str(model.dtype).removeprefix("torch.")

@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-PURPOSES: Final = ("data", "rollout", "minibatch", "init", "evaluate", "reward", "samples")
+PURPOSES: Final = ("data", "rollout", "minibatch", "init", "evaluate", "reward", "samples", "bootstrap")
 
 
 def derive_seed(seed: int, purpose: str, *, rank: int = 0, step: int = 0, index: int = 0) -> int:

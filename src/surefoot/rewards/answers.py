@@ -3,7 +3,7 @@
 Four kinds of entries are understood, one kind per call (None may stand anywhere and is a failed score):
 
 - a number: the score;
-- a dict of numbers: named terms, logged as ``TERM_name``; the score is their sum;
+- a dict of numbers: named terms, logged as ``TERM_name``; the score is their sum; a text under ``note`` says why;
 - a list of numbers, one per action token (the closing stop token is one of them);
 - a list of spans ``(start, end, reward)``, in characters of the completion.
 """
@@ -19,6 +19,7 @@ from typing import Any
 from surefoot.errors import RewardError
 from surefoot.records import Score, Trajectory
 from surefoot.rewards.placing import Misplaced, Offsets, place_spans, place_tokens, usable
+from surefoot.rewards.worker import NOTE
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
@@ -103,7 +104,9 @@ class Reader:
             return self.failed(str(error))
         return Score(0.0, None, {self.term: math.fsum(placed)}, placed)
 
-    def _named(self, entry: Mapping[str, float | None]) -> Score:
+    def _named(self, given: Mapping[str, Any]) -> Score:
+        note: str | None = given[NOTE] if isinstance(given.get(NOTE), str) else None
+        entry: dict[str, float | None] = {n: v for n, v in given.items() if note is None or n != NOTE}
         if not all(NAME.fullmatch(name) for name in entry):
             raise RewardError(
                 f"reward function {self.function} named a term so that it cannot be logged",
@@ -115,9 +118,9 @@ class Reader:
         bad = [n for n, v in sound.items() if v is None]
         if bad or not entry:
             reason = f"term {bad[0]!r} is {entry[bad[0]]}" if bad else "returned no terms"
-            return Score(None, reason, {self.term: None, **terms})
+            return Score(None, reason if note is None else f"{reason}: {note}", {self.term: None, **terms})
         total = math.fsum(v for v in sound.values() if v is not None)
-        return Score(total, None, {self.term: total, **terms})
+        return Score(total, None, {self.term: total, **terms}, note=note)
 
     def _tokens(self, row: int, entry: Sequence[float | None], trajectory: Trajectory) -> tuple[float, ...]:
         count = sum(map(bool, trajectory.mask))
@@ -145,7 +148,8 @@ def _kind_of(entry: Any) -> str:
     if isinstance(entry, float):
         return "numbers"
     if isinstance(entry, dict):
-        return "named terms" if all(v is None or isinstance(v, float) for v in entry.values()) else "unknown"
+        numbers = (v for k, v in entry.items() if not (k == NOTE and isinstance(v, str)))
+        return "named terms" if all(v is None or isinstance(v, float) for v in numbers) else "unknown"
     if not entry:
         return "empty"
     if all(part is None or isinstance(part, float) for part in entry):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from surefoot.errors import DataError
 from surefoot.records import Rollout, Score, Trajectory
@@ -32,12 +32,22 @@ class TextScorer(Protocol):
         ...
 
 
+@runtime_checkable
+class SpreadScorer(Protocol):
+    """A scorer of several heads that says how far they disagree."""
+
+    def score_with_spread(self, rows: Sequence[Sequence[int]]) -> tuple[list[float], list[float] | None]:
+        """One score per row, and the deviation over the heads; None with one head."""
+        ...
+
+
 class ModelReward:
     """One term of the reward: a reward model. Scores are raw: neither clipped nor weighted.
 
     It is shown the prompt's messages with the response as the assistant's answer, in its own chat template, when the
     prompt was a chat and it has a template; else the text of the prompt with the response behind it. A row whose text
-    it cannot read, and a score that is not finite, are failures with a reason.
+    it cannot read, and a score that is not finite, are failures with a reason. With an ensemble the disagreement of its
+    heads is logged beside the term, as ``NAME_spread``.
 
     Args:
         name: the term's name.
@@ -57,14 +67,23 @@ class ModelReward:
                 rows[b] = self.model.encode(self.shown(trajectory))
             except DataError as error:
                 reasons[b] = str(error)
-        values = dict(zip(rows, self.model.score_tokens(list(rows.values())), strict=True)) if rows else {}
+        scores, spreads = self._scores(list(rows.values())) if rows else ([], None)
+        values = dict(zip(rows, scores, strict=True))
+        gaps = {} if spreads is None else dict(zip(rows, spreads, strict=True))
         reasons |= {b: f"the model's score is {value}" for b, value in values.items() if not math.isfinite(value)}
-        return [
-            Score(None, reasons[b], {self.name: None})
-            if b in reasons
-            else Score(values[b], None, {self.name: values[b]})
-            for b in range(rollout.num_rows)
-        ]
+        found = []
+        for b in range(rollout.num_rows):
+            beside = {f"{self.name}_spread": gaps.get(b)} if gaps else {}
+            if b in reasons:
+                found.append(Score(None, reasons[b], {self.name: None, **beside}))
+            else:
+                found.append(Score(values[b], None, {self.name: values[b], **beside}))
+        return found
+
+    def _scores(self, rows: Sequence[Sequence[int]]) -> tuple[list[float], list[float] | None]:
+        if isinstance(self.model, SpreadScorer):
+            return self.model.score_with_spread(rows)
+        return self.model.score_tokens(rows), None
 
     def shown(self, trajectory: Trajectory) -> Item:
         """What the model reads for a trajectory; see :func:`shown`."""

@@ -34,6 +34,7 @@ from typing import Any, BinaryIO
 HEADER = 8
 GRACE_S = 2.0
 OWN_COLUMNS = ("prompts", "completions")
+NOTE = "note"
 
 
 class Unusable(Exception):
@@ -194,7 +195,9 @@ def plain(value: Any, where: str) -> Any:
     if isinstance(value, Mapping):
         if not all(isinstance(key, str) for key in value):
             raise Unusable(f"{where} a dict whose keys are not all texts", repr(list(value))[:200], "name each term")
-        return {key: plain(item, f"{where} under {key!r}") for key, item in value.items()}
+        # A note says why, in words; every other entry is a number.
+        notes = {key: item for key, item in value.items() if key == NOTE and isinstance(item, str)}
+        return {k: notes[k] if k in notes else plain(v, f"{where} under {k!r}") for k, v in value.items()}
     if hasattr(value, "tolist"):  # numpy arrays and scalars, tensors
         return plain(value.tolist(), where)
     if hasattr(value, "__float__"):

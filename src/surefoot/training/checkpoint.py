@@ -66,11 +66,12 @@ class CheckpointStore:
         folder: made when it is first needed.
         keep: newest checkpoints kept, at least 1.
         best_by: a key of ``meta["metrics"]``; the checkpoint where it was highest is kept as well.
+        lowest: keep the one where it was lowest instead.
     """
 
-    def __init__(self, folder: Path, *, keep: int, best_by: str | None = None) -> None:
+    def __init__(self, folder: Path, *, keep: int, best_by: str | None = None, lowest: bool = False) -> None:
         assert keep >= 1, "a store that keeps nothing would delete what it has just written"
-        self.folder, self.keep, self.best_by = folder, keep, best_by
+        self.folder, self.keep, self.best_by, self.lowest = folder, keep, best_by, lowest
         self._warned_best = False
 
     def save(self, step: int, write: Callable[[Path], None], *, meta: Mapping[str, Any]) -> Path:
@@ -118,7 +119,7 @@ class CheckpointStore:
         return found
 
     def best(self) -> Checkpoint | None:
-        """The whole checkpoint with the highest ``best_by``; None when there is none."""
+        """The whole checkpoint with the best ``best_by``; None when there is none."""
         for _, step in sorted(self._rated(self._complete()), reverse=True):
             path = self.folder / f"step-{step}"
             manifest, problems = _examine(path, step)
@@ -194,7 +195,7 @@ class CheckpointStore:
             metrics = manifest["meta"].get("metrics")
             value = metrics.get(self.best_by) if isinstance(metrics, dict) and self.best_by is not None else None
             if isinstance(value, (int, float)) and not isinstance(value, bool):
-                rated.append((float(value), step))
+                rated.append((-float(value) if self.lowest else float(value), step))
         return rated
 
     def _prune(self, newest: int) -> None:

@@ -23,9 +23,14 @@ class StepClock:
         finally:
             self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
 
+    @property
+    def total(self) -> float:
+        """Seconds since the clock was made."""
+        return time.perf_counter() - self._start
+
     def metrics(self, *, tokens: int, rows: int) -> dict[str, float | int | None]:
         """``time/*`` and ``throughput/*`` of the step so far."""
-        total = time.perf_counter() - self._start
+        total = self.total
         out: dict[str, float | int | None] = {f"time/{phase}_s": s for phase, s in self.seconds.items()}
         out["time/step_s"] = total
         rollout = self.seconds.get("rollout", 0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Sequence
 from typing import Protocol
 
 from rich.console import Console
@@ -12,7 +13,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from surefoot.records import StepReport
 from surefoot.training.evaluation import HeldOut
 
-COLUMNS = (
+Columns = Sequence[tuple[str, str, str]]
+"""Word, metric and format of each number in a step's line."""
+COLUMNS: Columns = (
     ("score", "score/mean", "{:+.3f}"),
     ("kl", "kl/reference_k1", "{:.2f}"),
     ("entropy", "policy/entropy", "{:.2f}"),
@@ -46,10 +49,10 @@ class Display(Protocol):
         ...
 
 
-def describe(report: StepReport) -> str:
+def describe(report: StepReport, columns: Columns = COLUMNS) -> str:
     """The few numbers of a step that one watches."""
     parts = []
-    for name, key, form in COLUMNS:
+    for name, key, form in columns:
         value = report.metrics.get(key)
         parts.append(f"{name} {'-' if value is None else form.format(value)}")
     return "  ".join(parts)
@@ -66,7 +69,8 @@ def describe_evaluation(result: HeldOut) -> str:
 class PlainDisplay:
     """One line per event, for logs and pipes."""
 
-    def __init__(self) -> None:
+    def __init__(self, columns: Columns = COLUMNS) -> None:
+        self._columns = columns
         self._steps = 0
         self._seconds: list[float] = []
 
@@ -80,7 +84,8 @@ class PlainDisplay:
         self._seconds.append(seconds)
         recent = self._seconds[-5:]
         left = (self._steps - report.step) * sum(recent) / len(recent)
-        self.note(f"step {report.step}/{self._steps}  {describe(report)}  {seconds:.1f} s  eta {_duration(left)}")
+        numbers = describe(report, self._columns)
+        self.note(f"step {report.step}/{self._steps}  {numbers}  {seconds:.1f} s  eta {_duration(left)}")
 
     def evaluation(self, result: HeldOut) -> None:
         """A line with the score."""
@@ -99,7 +104,8 @@ class PlainDisplay:
 class LiveDisplay:
     """A progress bar with the latest numbers, for terminals."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, columns: Columns = COLUMNS) -> None:
+        self._columns = columns
         self._progress = Progress(
             TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
             BarColumn(bar_width=20),
@@ -116,7 +122,7 @@ class LiveDisplay:
 
     def step(self, report: StepReport) -> None:
         """Move the bar."""
-        self._progress.update(self._task, completed=report.step, description=describe(report))
+        self._progress.update(self._task, completed=report.step, description=describe(report, self._columns))
 
     def evaluation(self, result: HeldOut) -> None:
         """A line above the bar."""
@@ -150,10 +156,10 @@ class SilentDisplay:
         """Nothing."""
 
 
-def choose_display() -> Display:
+def choose_display(columns: Columns = COLUMNS) -> Display:
     """Live on a terminal, plain elsewhere."""
     console = Console(stderr=True)
-    return LiveDisplay(console) if console.is_terminal else PlainDisplay()
+    return LiveDisplay(console, columns) if console.is_terminal else PlainDisplay(columns)
 
 
 def _duration(seconds: float) -> str:

@@ -56,6 +56,7 @@ class HeldOut:
                 "stop_reason": str(t.stop_reason),
                 "score": total(score),
                 "score_terms": dict(score.terms),
+                "score_note": score.note,
             }
             for t, score in zip(self.rollout.trajectories, self.scores, strict=True)
         ]

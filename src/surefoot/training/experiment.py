@@ -16,12 +16,13 @@ from surefoot.training.durable import write_file, writing
 def experiment_page(config: Config, lineage: Lineage) -> dict[str, Any]:
     """What was trained, from what, against what; null where there is no such stage.
 
-    Besides the usual keys each input has its ``sha256``, and reward functions stand under ``reward_functions``.
+    Besides the usual keys each input has its ``sha256``; reward functions, checks and ratings stand under
+    ``reward_functions``.
     """
     inputs = lineage.inputs
     policy = inputs.get("policy", {})
     base = inputs.get("base", policy)
-    functions = {t.name: t.place for t in config.reward.terms if t.kind == "function"}
+    functions = {t.name: t.place for t in config.reward.terms if t.kind not in ("model", "remote")}
     models = [_checkpoint(t.place, inputs.get(f"reward/{t.name}")) for t in config.reward.terms if t.kind == "model"]
     clip = (config.ppo.clip_low, config.ppo.clip_high)
     return {

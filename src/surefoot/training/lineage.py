@@ -19,6 +19,8 @@ from typing import Any, Final
 
 import surefoot
 from surefoot.config import Config
+from surefoot.data.cards import card_of
+from surefoot.data.catalogue import saved_audit
 from surefoot.data.formats import prompt_files
 from surefoot.errors import DataError, RunFolderError
 from surefoot.records import Lineage
@@ -77,7 +79,8 @@ def describe_input(place: str | os.PathLike[str], kind: str) -> dict[str, Any]:
         place: a file, a folder, or a hub id (which has no digest here).
         kind: ``model``, ``data`` or ``code``.
     Returns:
-        ``kind``, ``path``, ``sha256`` (None for a hub id), and ``files`` for a folder.
+        ``kind``, ``path``, ``sha256`` (None for a hub id), and ``files`` for a folder; of data with a card that
+        ``card``, and the summary of its last ``audit`` where one was saved.
     """
     path = Path(place)
     found: dict[str, Any] = {"kind": kind, "path": str(place), "sha256": None}
@@ -85,6 +88,10 @@ def describe_input(place: str | os.PathLike[str], kind: str) -> dict[str, Any]:
         found.update(digest_data_folder(path) if kind == "data" else digest_folder(path))
     elif path.is_file():
         found["sha256"] = digest_file(path)
+    if kind == "data" and found["sha256"] is not None:
+        card, audit = card_of(path, check=False), saved_audit(path, found["sha256"])
+        found.update({} if card is None else {"card": card.model_dump(mode="json")})
+        found.update({} if audit is None else {"audit": audit})
     return found
 
 
@@ -107,6 +114,16 @@ def describe_function(target: str) -> dict[str, Any]:
         if spec is not None and spec.origin and Path(spec.origin).is_file():
             found["sha256"] = digest_file(Path(spec.origin))
     return {**found, "target": target}
+
+
+def describe_ratings(place: str) -> dict[str, Any]:
+    """A file of people's ratings, or a folder of them, as an input of kind ``ratings``: it may grow during a run."""
+    path = Path(place)
+    found: dict[str, Any] = {"kind": "ratings", "path": place, "sha256": None}
+    if path.is_dir():
+        files = {file.name: file for file in sorted(path.glob("*.jsonl"))}
+        return found | (_digest_of(files) if files else {})
+    return found | ({"sha256": digest_file(path)} if path.is_file() else {})
 
 
 def package_versions() -> dict[str, str]:
@@ -261,6 +278,6 @@ def _changed_inputs(
                 changed.append(f"{name} was {was.get('path')}, is {now.get('path')}")
         elif was.get("sha256") != now.get("sha256"):
             what = f"{name} ({now.get('path')}) had sha256 {was.get('sha256')}, has {now.get('sha256')}"
-            # The same file, edited: the usual way to mend a reward that stopped the run.
-            (warnings if now.get("kind") == "code" and same_place else changed).append(what)
+            # The same file, edited: the usual way to mend a reward that stopped the run, or to answer what waited.
+            (warnings if now.get("kind") in ("code", "ratings") and same_place else changed).append(what)
     return changed, warnings

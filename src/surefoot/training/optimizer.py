@@ -135,7 +135,8 @@ class Optimizer:
             raise TrainingError(
                 f"{self.skipped_in_a_row} optimizer steps in a row had a non-finite loss or gradient",
                 got=f"loss {loss}, gradient norm {norm}",
-                hint="lower optim.policy_lr, look at rewards and advantages in samples/; the last checkpoint is whole",
+                hint="lower the learning rate (optim.policy_lr, sft.lr, reward_model.lr), look at what was trained on"
+                " (samples/: rewards, advantages); the last checkpoint is whole",
             )
         return StepOutcome(norm if math.isfinite(norm) else None, lr, skipped=True)
 

@@ -8,7 +8,7 @@ The rule: a key may change when a run that had the new value from the start woul
 * **Places**: files and folders may have moved. Whether they are the same is for the lineage to say, by their digests.
 * Everything else is refused.
 
-``run.steps`` is free with a constant learning rate only: the other schedules are stretched over all steps of the run.
+How long the run goes is free with a constant learning rate only: the other schedules are stretched over all its steps.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import yaml
 
-from surefoot.config import Config
+from surefoot.config import Config, RewardTerm
 from surefoot.errors import RunFolderError
 
 logger = logging.getLogger("surefoot")
@@ -27,19 +27,23 @@ logger = logging.getLogger("surefoot")
 FREE: Final = (
     "run.name",
     "run.dir",
-    "run.steps",
     "run.time_budget_s",
     "checkpoint",
     "track",
     "stop",
     "guard",
     "evaluate.every",
+    "sft.publish",
+    "reward_model.publish",
+    "sample",
     "reward.on_failure",
     "reward.max_failures",
     "reward.timeout_s",
     "critic.token_env",
     "critic.timeout_s",
     "critic.patience_s",
+    "data.allow",
+    "data.require_card",
     "serve",
     "registry",
     "gateway",
@@ -52,8 +56,22 @@ ROUNDING: Final = (
     "model.gradient_checkpointing",
     "critic.overlap",
 )
-PLACES: Final = ("model.policy", "model.reference", "critic.init", "critic.url", "data.prompts", "evaluate.prompts")
-
+PLACES: Final = (
+    "model.policy",
+    "model.reference",
+    "critic.init",
+    "critic.url",
+    "data.prompts",
+    "evaluate.prompts",
+    "sft.data",
+    "sft.held_out",
+    "reward_model.data",
+    "reward_model.held_out",
+    "reward_model.init",
+    "reward_model.tasks",
+)
+LENGTHS: Final = ("run.steps", "sft.steps", "sft.epochs", "reward_model.steps", "reward_model.epochs")
+"""How long a run goes: free with a constant rate."""
 CALLS: Final = ("token_env", "timeout_s", "patience_s", "rows", "concurrency", "overlap")
 """How a remote term of the reward is called."""
 
@@ -73,7 +91,8 @@ def check_resumed_config(stored_text: str, text: str) -> Changes:
     stored, new = _flat_config(stored_text), _flat_config(text)
     keys = dict.fromkeys((*stored, *new))
     changes = {k: (stored.get(k), new.get(k)) for k in keys if stored.get(k) != new.get(k)}
-    refused = {k: v for k, v in changes.items() if not _may_change(k, *v, constant=_constant_rate(stored, new))}
+    constant = _constant_rate(stored, new)
+    refused = {k: v for k, v in changes.items() if not _may_change(k, *v, constant=constant) or _names_check(k, stored)}
     if refused:
         raise RunFolderError(
             "the run was made by another config: " + ", ".join(f"{k} was {a!r}" for k, (a, _) in refused.items()),
@@ -90,10 +109,12 @@ def check_resumed_config(stored_text: str, text: str) -> Changes:
 
 
 def _may_change(key: str, old: Any, new: Any, *, constant: bool) -> bool:
-    if key == "run.steps":
+    if key in LENGTHS:
         return constant
     if key.startswith("reward.terms."):
         name = key.split(".", 3)[3]
+        if name.endswith("_file"):
+            return old is not None and new is not None
         return name in CALLS or (name.split(".")[0] == "target" and _moved_target(old, new))
     if key == "critic.init" and "policy" in (old, new):
         return False
@@ -104,6 +125,11 @@ def _may_change(key: str, old: Any, new: Any, *, constant: bool) -> bool:
 
 def _within(key: str, names: tuple[str, ...]) -> bool:
     return any(key == name or key.startswith(f"{name}.") for name in names)
+
+
+def _names_check(key: str, stored: Mapping[str, Any]) -> bool:
+    """Whether a key is the target of a check: a name, no place that could have moved."""
+    return key.endswith(".target") and stored.get(f"{key.removesuffix('target')}kind") == "check"
 
 
 def _moved_target(old: str | None, new: str | None) -> bool:
@@ -129,7 +155,17 @@ def _flat_config(text: str) -> dict[str, Any]:
         raise RunFolderError("the stored config.yaml is not valid YAML", got=" ".join(str(error).split())) from error
     if not isinstance(tree, dict):
         raise RunFolderError("the stored config.yaml holds no sections", got=repr(text[:60]))
-    return {**_flat(Config().model_dump(mode="json")), **_flat(tree)}
+    return {**_flat(Config().model_dump(mode="json")), **_flat(_with_whole_terms(tree))}
+
+
+def _with_whole_terms(tree: dict[str, Any]) -> dict[str, Any]:
+    """With every key in each term of the reward: a folder may be older than one of them."""
+    reward = tree.get("reward")
+    if not isinstance(reward, dict) or not isinstance(reward.get("terms"), list):
+        return tree
+    default = RewardTerm(name="any", target="any").model_dump(mode="json")
+    whole = [{**default, **term} if isinstance(term, dict) else term for term in reward["terms"]]
+    return {**tree, "reward": {**reward, "terms": whole}}
 
 
 def _flat(tree: Mapping[str, Any] | list[Any], prefix: str = "") -> dict[str, Any]:

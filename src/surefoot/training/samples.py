@@ -126,6 +126,7 @@ def _record(
         "stop_reason": str(rollout.stop_reasons[b]),
         "score": score.value,
         "score_failure": score.reason,
+        "score_note": score.note,
         "score_terms": dict(score.terms),
         "score_shaped": score.value if settings.shaped_scores is None else settings.shaped_scores[b],
         "token_rewards": score.token_rewards,

@@ -38,7 +38,7 @@ def refuse_broken(named: Mapping[str, nn.Parameter]) -> None:
         raise TrainingError(
             f"{len(broken)} of {len(named)} trained tensors are not finite any more, so they are not saved",
             got=", ".join(broken[:3]),
-            hint="start another run with a lower optim.policy_lr; the last checkpoint is from before",
+            hint="start another run with a lower learning rate; the last checkpoint is from before",
         )
 
 

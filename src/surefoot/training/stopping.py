@@ -14,10 +14,12 @@ class Stopping:
 
     Args:
         cfg: the config's ``stop`` section.
+        what: what held-out rows are measured by.
+        lower: less of it is better; scores are then handed in with their sign turned.
     """
 
-    def __init__(self, cfg: StopSection) -> None:
-        self.cfg = cfg
+    def __init__(self, cfg: StopSection, *, what: str = "held-out score", lower: bool = False) -> None:
+        self.cfg, self.what, self.sign = cfg, what, -1.0 if lower else 1.0
         self.best: float | None = None
         self.evaluations_since_best = 0
         self._kl: float | None = None
@@ -45,9 +47,10 @@ class Stopping:
         if score is None:
             return None
         if self.cfg.score is not None and score >= self.cfg.score:
-            return f"the held-out score reached {score:.4f}, at least {self.cfg.score:g}"
+            return f"the {self.what} reached {score:.4f}, at least {self.cfg.score:g}"
         if self.cfg.patience is not None and self.evaluations_since_best >= self.cfg.patience:
-            return f"no better held-out score in {self.evaluations_since_best} evaluations (best {self.best:.4f})"
+            best = self.sign * (self.best or 0.0)
+            return f"no better {self.what} in {self.evaluations_since_best} evaluations (best {best:.4f})"
         return None
 
     def state(self) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""The loop around the step: report, evaluate, checkpoint, stop. It is handed its parts and knows no config file."""
+"""The loop around the steps: report, evaluate, checkpoint, stop. It is handed a job and knows no config file.
+
+What a step is, what is evaluated and what makes up the state is the job's; :class:`Job` is PPO's.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ from surefoot.training.critic_update import ServedCritic
 from surefoot.training.display import Display
 from surefoot.training.durable import append_line, json_bytes, keep_lines, read_records, write_file, writing
 from surefoot.training.evaluation import Evaluator, HeldOut
+from surefoot.training.job import AnyJob, Evaluation
 from surefoot.training.recording import record_step
 from surefoot.training.run_folder import RunFolder
 from surefoot.training.run_status import RunStatus
@@ -33,7 +37,7 @@ logger = logging.getLogger("surefoot")
 
 @dataclass
 class Job:
-    """Everything a run needs, built.
+    """Everything a PPO run needs, built.
 
     Attributes:
         cfg: the run.
@@ -57,6 +61,85 @@ class Job:
     display: Display
     trackers: Sequence[Tracker] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.stopping = Stopping(self.cfg.stop)
+        self._latest: StepResult | None = None
+        self._service: Mapping[str, Any] | None = None
+
+    @property
+    def steps(self) -> int:
+        """PPO steps of the whole run."""
+        assert self.cfg.run.steps is not None
+        return self.cfg.run.steps
+
+    def begin(self, step: int) -> None:
+        """Whatever engine and service held before a restart, they have the current weights now."""
+        critic = self.parts.learner.critic
+        if step == 0 and isinstance(critic, ServedCritic):
+            critic.restore(None)
+        self.parts.engine.publish(self.parts.learner.policy, version=step + 1)
+
+    def make_step(self, step: int) -> StepReport:
+        """One PPO step."""
+        prompts = [self.prompts[i] for i in self.order.batch(step)]
+        self._latest = ppo_step(step, prompts, self.parts, self.cfg, StepClock())
+        return self._latest.report
+
+    def record(self, step: int) -> None:
+        """The rollout record of chosen steps."""
+        every = self.cfg.track.samples_every
+        if self._latest is not None and every and (step in (1, self.steps) or step % every == 0):
+            with writing(self.folder.samples):
+                record_step(self.folder.samples_file(step), self._latest, self.cfg)
+
+    def evaluate(self, step: int) -> HeldOut | None:
+        """Score held-out prompts."""
+        if self.evaluator is None:
+            return None
+        result = self.evaluator(self.parts.learner.policy, step)
+        self.display.evaluation(result)
+        return result
+
+    def worth_keeping(self, step: int) -> bool:
+        """Never beyond ``checkpoint.every``."""
+        return False
+
+    def cursor(self, step: int) -> Mapping[str, Any]:
+        """Of the prompts."""
+        return self.order.cursor(step)
+
+    def save_elsewhere(self, step: int) -> Mapping[str, Any]:
+        """A critic in a service: whole over there before a checkpoint here names it."""
+        critic = self.parts.learner.critic
+        self._service = None
+        if not isinstance(critic, ServedCritic):
+            return {}
+        # Older ones stay as long as a checkpoint here names them.
+        self._service = critic.checkpoint(step, keep=self.store.steps())
+        return {"critic_service": self._service}
+
+    def write_state(self, folder: Path, *, step: int, extra: Mapping[str, Any]) -> None:
+        """See :func:`surefoot.training.state.write_state`."""
+        write_state(folder, self.parts, step=step, extra=extra, service=self._service)
+
+    def read_state(self, folder: Path) -> Mapping[str, Any]:
+        """See :func:`surefoot.training.state.read_state`."""
+        return read_state(folder, self.parts)
+
+    def refuse_broken_weights(self) -> None:
+        """See :func:`surefoot.training.state.refuse_broken_weights`."""
+        refuse_broken_weights(self.parts)
+
+    def updated(self) -> bool:
+        """Whether policy or critic were updated."""
+        learner = self.parts.learner
+        optimizers = [o for o in (learner.policy_optimizer, learner.critic_optimizer) if o is not None]
+        served = isinstance(learner.critic, ServedCritic) and learner.critic.updated
+        return served or any(o.steps_taken > o.skipped_total for o in optimizers)
+
+    def before_publishing(self, step: int) -> None:
+        """The aligned policy is the last one."""
 
 
 @dataclass(frozen=True)
@@ -87,9 +170,9 @@ class Trainer:
         job: what to run.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: AnyJob) -> None:
         self.job, self.cfg = job, job.cfg
-        self.stopping = Stopping(job.cfg.stop)
+        self.stopping = job.stopping
         self.evaluations_file = job.folder.path / "evaluations.jsonl"
         self.step = 0
         self.last: StepReport | None = None
@@ -104,9 +187,9 @@ class Trainer:
         checkpoint = self.job.store.latest()
         if checkpoint is None:
             return 0
-        extra = read_state(checkpoint.path, self.job.parts)
+        extra = self.job.read_state(checkpoint.path)
         self.stopping.load(extra["stopping"])
-        cursor = self.job.order.cursor(checkpoint.step)
+        cursor = self.job.cursor(checkpoint.step)
         if extra["cursor"] != cursor:
             raise TrainingError(
                 "the data order of the checkpoint is not that of this run", got=extra["cursor"], allowed=cursor
@@ -126,11 +209,8 @@ class Trainer:
         job.folder.begin(self.step, warnings=warnings)
         # A run that starts again from the beginning makes its first evaluation again.
         keep_lines(self.evaluations_file, lambda record: 0 < self.step >= int(record["step"]))
-        if self.step == 0 and isinstance(job.parts.learner.critic, ServedCritic):
-            job.parts.learner.critic.restore(None)
-        # Whatever the engine held before a restart, it samples from the current weights now.
-        job.parts.engine.publish(job.parts.learner.policy, version=self.step + 1)
-        job.display.start(self.step, self._steps)
+        job.begin(self.step)
+        job.display.start(self.step, job.steps)
         try:
             with GracefulStop() as stop:
                 status, reason = self._loop(stop)
@@ -141,11 +221,6 @@ class Trainer:
                 tracker.close()
         return RunResult(job.folder.path, status, reason, self.step, read_records(self.evaluations_file), self.last)
 
-    @property
-    def _steps(self) -> int:
-        assert self.cfg.run.steps is not None
-        return self.cfg.run.steps
-
     def _loop(self, stop: GracefulStop) -> tuple[RunStatus, str]:
         """Steps until there is a reason to stop; how the run ended, and the reason."""
         started, longest, budget = time.monotonic(), 0.0, self.cfg.run.time_budget_s
@@ -153,7 +228,7 @@ class Trainer:
             self._evaluate(0)
         # The process may have been killed between the checkpoint and the end that was due after it.
         reason = self.stopping.reason() if self.step else None
-        while reason is None and self.step < self._steps:
+        while reason is None and self.step < self.job.steps:
             if stop.received:
                 return RunStatus.KILLED, f"stopped by {stop.received.name}"
             begun = time.monotonic()
@@ -161,72 +236,64 @@ class Trainer:
                 return RunStatus.FINISHED, f"the time budget of {budget:g} s would not hold another step"
             reason = self._one_step()
             longest = max(longest, time.monotonic() - begun)
-        return RunStatus.FINISHED, reason or f"all {self._steps} steps are done"
+        return RunStatus.FINISHED, reason or f"all {self.job.steps} steps are done"
 
     def _one_step(self) -> str | None:
         """One step with all that follows from it; a reason to stop, or None."""
         job, step = self.job, self.step + 1
-        prompts = [job.prompts[i] for i in job.order.batch(step)]
-        result = ppo_step(step, prompts, job.parts, self.cfg, StepClock())
-        report = result.report
+        report = job.make_step(step)
         reason = self.stopping.after_step(report)
         every = self.cfg.evaluate.every
-        due = step == self._steps or (every and step % every == 0)
+        due = step == job.steps or (every and step % every == 0)
         job.display.step(report)
-        if job.evaluator is not None and due:
-            held_out, stop = self._evaluate(step)
-            report = StepReport(step, {**report.metrics, **held_out})
+        evaluated = None
+        if due:
+            evaluated, stop = self._evaluate(step)
+            if evaluated is not None:
+                report = StepReport(step, {**report.metrics, **evaluated.metrics})
             reason = reason or stop
-        self._record(step, result, report)
+        self._record(step, report)
         self.step, self.last = step, report
-        if self.cfg.checkpoint.every and step % self.cfg.checkpoint.every == 0 and step < self._steps:
+        regular = self.cfg.checkpoint.every and step % self.cfg.checkpoint.every == 0
+        if step < job.steps and (regular or (evaluated is not None and job.worth_keeping(step))):
             self._checkpoint()
         return reason
 
-    def _record(self, step: int, result: StepResult, report: StepReport) -> None:
-        every = self.cfg.track.samples_every
-        if every and (step in (1, self._steps) or step % every == 0):
-            with writing(self.job.folder.samples):
-                record_step(self.job.folder.samples_file(step), result, self.cfg)
+    def _record(self, step: int, report: StepReport) -> None:
+        self.job.record(step)
         self.job.folder.append_metrics(report)
         for tracker in self.job.trackers:
             tracker.log(report)
 
-    def _evaluate(self, step: int) -> tuple[Mapping[str, Any], str | None]:
-        """Score held-out prompts; their metrics, and a reason to stop."""
-        if self.job.evaluator is None:
-            return {}, None
-        result: HeldOut = self.job.evaluator(self.job.parts.learner.policy, step)
-        responses = self.job.folder.evaluations / f"step-{step}.jsonl"
+    def _evaluate(self, step: int) -> tuple[Evaluation | None, str | None]:
+        """Look at held-out rows; what was seen, and a reason to stop."""
+        result = self.job.evaluate(step)
+        if result is None:
+            return None, None
+        rows = self.job.folder.evaluations / f"step-{step}.jsonl"
         with writing(self.job.folder.evaluations):
-            responses.parent.mkdir(exist_ok=True)
-            write_file(responses, b"".join(map(json_bytes, result.responses())))
+            rows.parent.mkdir(exist_ok=True)
+            write_file(rows, b"".join(map(json_bytes, result.responses())))
             append_line(self.evaluations_file, json_bytes(result.as_json()))
-        self.job.display.evaluation(result)
         reason = self.stopping.after_evaluation(result.mean)
-        return result.metrics, reason if step else None
+        return result, reason if step else None
 
     def _checkpoint(self) -> None:
         """Save the state after the current step, once."""
         if self._saved == self.step or self.step == 0:
             return
-        refuse_broken_weights(self.job.parts)
+        self.job.refuse_broken_weights()
         self.job.folder.sync()
         extra = {
             "stopping": self.stopping.state(),
-            "cursor": self.job.order.cursor(self.step),
+            "cursor": self.job.cursor(self.step),
             "facts": dict(self.job.facts),
         }
-        meta: dict[str, Any] = {"metrics": {} if self.last is None else self.last.as_json()}
-        critic, service = self.job.parts.learner.critic, None
-        if isinstance(critic, ServedCritic):
-            # Whole over there before this one names it; older ones stay as long as a checkpoint here names them.
-            service = critic.checkpoint(self.step, keep=self.job.store.steps())
-            meta["critic_service"] = service
+        named = self.job.save_elsewhere(self.step)
         self.job.store.save(
             self.step,
-            lambda folder: write_state(folder, self.job.parts, step=self.step, extra=extra, service=service),
-            meta=meta,
+            lambda folder: self.job.write_state(folder, step=self.step, extra=extra),
+            meta={"metrics": {} if self.last is None else self.last.as_json(), **named},
         )
         self._saved = self.step
 
@@ -234,19 +301,14 @@ class Trainer:
         """Save; when the run is over for good, evaluate if that is not done yet and write the model."""
         self._checkpoint()
         if status is RunStatus.FINISHED:
-            if self.step == 0 or not self._updated():
-                raise TrainingError("the run made no update", hint="look at policy/skipped_updates in metrics.jsonl")
+            if self.step == 0 or not self.job.updated():
+                raise TrainingError("the run made no update", hint="look at skipped_updates in metrics.jsonl")
             done = {int(record["step"]) for record in read_records(self.evaluations_file)}
             if self.step not in done:
                 self._evaluate(self.step)
+            self.job.before_publishing(self.step)
             try:
                 self.job.folder.publish_model(self.job.save_model)
             except OSError as error:
                 raise RunError("the model could not be written", got=str(error)) from error
         self.job.folder.finish(status, reason, step=self.step)
-
-    def _updated(self) -> bool:
-        learner = self.job.parts.learner
-        optimizers = [o for o in (learner.policy_optimizer, learner.critic_optimizer) if o is not None]
-        served = isinstance(learner.critic, ServedCritic) and learner.critic.updated
-        return served or any(o.steps_taken > o.skipped_total for o in optimizers)
