@@ -62,7 +62,7 @@ OTHER: dict[str, Any] = {
         "terms": [
             {"name": "quality", "kind": "model", "target": "some/reward", "weight": -2.0, "clip": 3.0}
             | {"ensemble": "lower", "ensemble_c": 2.0, "center": 0.5, "scale": 2.0}
-            | {"options": {}, "missing": None, "stand_in": None},
+            | {"options": {}, "missing": None, "stand_in": None, "report": "some/report"},
             {"name": "people", "kind": "human", "target": "some", "missing": "model", "stand_in": "quality"},
             {"name": "exact", "kind": "check", "target": "exact", "options": {"column": "gold", "after": "no"}},
             {"name": "short", "kind": "function", "target": "pack.module:name", "weight": 1.0, "clip": [-1.0, 2.0]},

@@ -9,6 +9,7 @@ from typing import Any, Final
 from surefoot.assembly.models import choose_device
 from surefoot.assembly.services import remote_reward
 from surefoot.config import Config, RewardTerm
+from surefoot.evals.gate import check_report
 from surefoot.models.reward_model import Ensemble, RewardModel
 from surefoot.models.tokenizer import TextCodec
 from surefoot.rewards import (
@@ -65,6 +66,8 @@ def _term(config: Config, term: RewardTerm, codec: TextCodec | None) -> Term:
             trust_remote_code=config.model.trust_remote_code,
             ensemble=Ensemble(term.ensemble, term.ensemble_c),
         )
+        if term.report is not None:
+            check_report(Path(term.report), model=term.place, digest=model.digest)
         return ModelReward(term.name, model)
     if term.kind == "remote":
         return remote_reward(term)
@@ -102,7 +105,8 @@ def describe_term(term: RewardTerm, served: str | None = None) -> dict[str, Any]
     if term.kind == "human":
         return describe_ratings(term.place)
     if term.kind == "model":
-        return describe_input(term.place, "model")
+        report = {} if term.report is None else {"report": describe_input(term.report, "report")}
+        return describe_input(term.place, "model") | report
     found = {**describe_function(f"{check_type(term.place).__module__}:{term.place}"), "target": term.place}
     files = {k: describe_input(v, "code") for k, v in term.options.items() if k.endswith("_file") and v is not None}
     if files:

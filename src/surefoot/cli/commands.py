@@ -20,6 +20,10 @@ SERVE_EXITS = (
     "Exit codes: 0 ended by SIGTERM or Ctrl-C, requests under way were answered; 2 something to put right; "
     "3 what stands in the journal cannot be applied; 130, 143 ended at once by a second signal. Nothing is ever lost."
 )
+EVAL_EXITS = (
+    "Exit codes: 0 it passed; 1 it did not, the report says why; 2 something to put right, nothing was written; "
+    "130 Ctrl-C, scores so far are kept."
+)
 CHECK_EXITS = "Exit codes: 0 no problem (there may be warnings); 2 a problem; 130 Ctrl-C. Nothing is ever written."
 
 
@@ -45,6 +49,8 @@ app = typer.Typer(
 runs_app = typer.Typer(no_args_is_help=True, help="Look at run folders.", epilog=READ_EXITS)
 app.add_typer(runs_app, name="runs")
 app.add_typer(data_app, name="data")
+eval_app = typer.Typer(no_args_is_help=True, help="Test what was made.", epilog=READ_EXITS)
+app.add_typer(eval_app, name="eval")
 
 ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="The YAML config; docs/config.md has every key.")]
 Overrides = Annotated[
@@ -181,3 +187,34 @@ def runs_compare(
     from surefoot.cli.runs import compare_runs
 
     raise typer.Exit(compare_runs(first, second, as_json=as_json))
+
+
+@eval_app.callback()
+def _eval() -> None:
+    """Test what was made: now reward models."""
+
+
+@eval_app.command("reward-model", epilog=EVAL_EXITS)
+def eval_reward_model(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="The reward model's folder, or a hub id.")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE",
+            help="segment (a column), words (a list), max_pairs, min_gap, bad_rows, device, batch_tokens; bounds: "
+            "accuracy, segment_accuracy, shift, shift.PROBE.",
+        ),
+    ] = None,
+    pairs: Annotated[str, typer.Option("--pairs", metavar="FILE", help="Preferences it was not trained on.")] = "",
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where the report goes.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Does a reward model order pairs as people did, and do scores move when only the surface of an answer changes?
+
+    Accuracy by segment and length, calibration, probes, roles. Writes report.json, which a reward term can ask for.
+    """
+    from surefoot.cli.eval_reward_model import run_eval_reward_model
+
+    if not pairs:
+        raise typer.BadParameter("name the pairs: --pairs FILE")
+    raise typer.Exit(run_eval_reward_model(model, pairs, out, settings or [], as_json=as_json))

@@ -73,7 +73,8 @@ def _term(
     if term.kind == "remote":
         return term
     if term.kind != "check":
-        return term.model_copy(update={"target": target(f"{key}.target", term.place)})
+        places = {"target": target(f"{key}.target", term.place), "report": found(f"{key}.report", term.report)}
+        return term.model_copy(update=places)
     files = {
         name: found(f"{key}.options.{name}", value)
         for name, value in term.options.items()

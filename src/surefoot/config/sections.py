@@ -145,6 +145,9 @@ class RewardTerm(Section):
     mean minus `ensemble_c` times their deviation. The deviation is logged as `score/NAME_spread`."""
     ensemble_c: Annotated[float, Field(ge=0)] = 1.0
     """What the heads' disagreement costs with `ensemble: lower`."""
+    report: str | None = None
+    """Of a reward model: the report that `surefoot eval reward-model` wrote, or its folder. The run is refused unless
+    the report is of this model and it passed."""
     token_env: TokenVariable | None = None
     """Remote: name of the environment variable with the service's token."""
     timeout_s: PositiveFloat = 60.0
@@ -208,9 +211,11 @@ class RewardTerm(Section):
         return self
 
     @model_validator(mode="after")
-    def _ensemble_is_of_a_model(self) -> RewardTerm:
+    def _ensemble_and_report_are_of_a_model(self) -> RewardTerm:
         if self.ensemble != "mean" and self.kind != "model":
             raise ValueError(f"ensemble is for terms of kind model, and {self.name} is of kind {self.kind}")
+        if self.report is not None and self.kind != "model":
+            raise ValueError(f"report is for terms of kind model, and {self.name} is of kind {self.kind}")
         return self
 
     @property

@@ -77,7 +77,7 @@ def describe_input(place: str | os.PathLike[str], kind: str) -> dict[str, Any]:
 
     Args:
         place: a file, a folder, or a hub id (which has no digest here).
-        kind: ``model``, ``data`` or ``code``.
+        kind: ``model``, ``data``, ``code`` or ``report``.
     Returns:
         ``kind``, ``path``, ``sha256`` (None for a hub id), and ``files`` for a folder; of data with a card that
         ``card``, and the summary of its last ``audit`` where one was saved.

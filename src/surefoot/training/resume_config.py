@@ -115,7 +115,7 @@ def _may_change(key: str, old: Any, new: Any, *, constant: bool) -> bool:
         name = key.split(".", 3)[3]
         if name.endswith("_file"):
             return old is not None and new is not None
-        return name in CALLS or (name.split(".")[0] == "target" and _moved_target(old, new))
+        return name in (*CALLS, "report") or (name.split(".")[0] == "target" and _moved_target(old, new))
     if key == "critic.init" and "policy" in (old, new):
         return False
     if _within(key, PLACES):
