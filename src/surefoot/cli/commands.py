@@ -20,6 +20,10 @@ SERVE_EXITS = (
     "Exit codes: 0 ended by SIGTERM or Ctrl-C, requests under way were answered; 2 something to put right; "
     "3 what stands in the journal cannot be applied; 130, 143 ended at once by a second signal. Nothing is ever lost."
 )
+PIPELINE_EXITS = (
+    "Exit codes: 0 all stages are done; 2 something to put right, nothing was run; otherwise that of the stage that "
+    "ended the pipeline."
+)
 EVAL_EXITS = (
     "Exit codes: 0 it passed; 1 it did not, the report says why; 2 something to put right, nothing was written; "
     "130 Ctrl-C, scores so far are kept."
@@ -108,6 +112,25 @@ def sample(config: ConfigPath, overrides: Overrides = None, as_json: AsJson = Fa
     from surefoot.cli.sample import run_sample
 
     raise typer.Exit(run_sample(config, overrides or [], as_json=as_json))
+
+
+@app.command(epilog=PIPELINE_EXITS)
+def pipeline(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The pipeline; docs/pipeline.md has an example.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="STAGE.SECTION.KEY=VALUE", help="Keys of a stage to set.")
+    ] = None,
+    start: Annotated[str | None, typer.Option("--from", metavar="STAGE", help="Run this stage anew.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be run, and why; run nothing.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Fine-tuning, reward model, PPO, evaluation as one file: runs the stages whose inputs have changed.
+
+    After any kill the same command goes on where it was.
+    """
+    from surefoot.cli.pipeline import run_pipeline_file
+
+    raise typer.Exit(run_pipeline_file(file, overrides or [], start=start, dry_run=dry_run, as_json=as_json))
 
 
 @app.command(epilog=CHECK_EXITS)

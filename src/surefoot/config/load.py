@@ -35,7 +35,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         ConfigError: naming every unknown key with the nearest known one, and every value out of range.
     """
     file = Path(path)
-    tree = _read_yaml(file)
+    tree = read_tree(file)
     # A composite first: its terms are written out, so that overrides find them.
     for override in sorted(overrides, key=lambda text: not text.strip().startswith("reward.composite=")):
         if isinstance(tree.get("reward"), dict):
@@ -50,7 +50,12 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     return resolve_paths(config, file.resolve().parent)
 
 
-def _read_yaml(file: Path) -> dict[str, Any]:
+def read_tree(file: Path) -> dict[str, Any]:
+    """The sections of a YAML file, as they stand.
+
+    Raises:
+        ConfigError: it cannot be read, or holds none.
+    """
     try:
         tree = read_yaml(file.read_text(encoding="utf-8"))
     except FileNotFoundError:

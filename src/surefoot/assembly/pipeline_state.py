@@ -1,0 +1,203 @@
+"""What a pipeline remembers: of each stage what it was made from and what came of it. Torch-free.
+
+``pipeline.json`` lies in the pipeline's folder. A stage whose inputs, config and version are those of the record, and
+whose outputs are untouched, is not run again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from surefoot import __version__
+from surefoot.config.pipeline import RUNS, Stage, places_of
+from surefoot.errors import ConfigError, RunFolderError
+from surefoot.training.durable import digest_file, json_bytes, parse_json, write_file, writing
+
+STATE_FILE: Final = "pipeline.json"
+DIGESTS_FILE: Final = "digests.json"
+FORMAT: Final = 1
+WITHOUT_EFFECT: Final = ("run.name", "run.dir", "checkpoint", "track", "serve", "registry", "gateway")
+"""Keys that change nothing in what a stage makes."""
+
+Status = Literal["running", "finished", "failed"]
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is known of a stage.
+
+    Attributes:
+        status: how it stands; ``running`` is also what a kill leaves.
+        made_from: every key of its config, every input with its sha256, and the version: see :func:`made_from`.
+        outputs: path in its folder to sha256; of a finished one.
+        reason: why it was run.
+        seconds: it took, all its processes together.
+    """
+
+    status: Status
+    made_from: Mapping[str, Any]
+    outputs: Mapping[str, str] = field(default_factory=dict)
+    reason: str = ""
+    seconds: float = 0.0
+
+
+class State:
+    """``pipeline.json``.
+
+    Args:
+        folder: the pipeline's.
+        name: its name.
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.file, self.name = folder / STATE_FILE, name
+        self.digests = Digests(folder / DIGESTS_FILE)
+        self.records: dict[str, Record] = {}
+        if self.file.is_file():
+            try:
+                found = parse_json(self.file.read_bytes())
+                if found["format"] != FORMAT:
+                    raise ValueError(f"format {found['format']}")
+                self.records = {name: Record(**record) for name, record in found["stages"].items()}
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise RunFolderError(
+                    f"{self.file} cannot be read", got=f"{error!r:.100}", hint="put it back from a copy, or remove it"
+                ) from None
+
+    def put(self, name: str, record: Record) -> None:
+        """Remember a stage; durable when it returns."""
+        self.records[name] = record
+        stages = {key: asdict(value) for key, value in self.records.items()}
+        with writing(self.file):
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            write_file(self.file, json_bytes({"format": FORMAT, "name": self.name, "stages": stages}, indent=1))
+        self.digests.save()
+
+
+class Digests:
+    """sha256 of files and folders, read again only where size, time or inode changed.
+
+    Args:
+        file: where they are kept.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._known: dict[str, list[Any]] = {}
+        if file.is_file():
+            try:
+                found = parse_json(file.read_bytes())
+                self._known = dict(found) if isinstance(found, dict) else {}
+            except ValueError:  # It only saves time.
+                self._known = {}
+
+    def of(self, path: Path) -> str | None:
+        """sha256 of a file's bytes, or of names and digests of all files in a folder; None without either."""
+        if path.is_file():
+            return self._of_file(path)
+        if not path.is_dir():
+            return None
+        files = sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
+        listing = "".join(f"{self._of_file(p)}  {p.relative_to(path).as_posix()}\n" for p in files)
+        return hashlib.sha256(listing.encode()).hexdigest()
+
+    def _of_file(self, path: Path) -> str:
+        stat = path.stat()
+        mark = [stat.st_size, stat.st_mtime_ns, stat.st_ino]
+        known = self._known.get(os.fspath(path))
+        if known is None or known[:3] != mark:
+            known = self._known[os.fspath(path)] = [*mark, digest_file(path)]
+        return str(known[3])
+
+    def save(self) -> None:
+        """Keep them."""
+        write_file(self._file, json_bytes(self._known))
+
+
+def made_from(stage: Stage, digests: Digests) -> dict[str, Any]:
+    """What decides what a stage makes, flat: ``config.KEY``, ``input.KEY`` (sha256, or a hub id's name), ``surefoot``.
+
+    Raises:
+        ConfigError: an input is not there.
+    """
+    found: dict[str, Any] = {"kind": stage.entry.kind, "surefoot": __version__}
+    if stage.config is not None:
+        places = list(places_of(stage.config))
+        paths = {place for _, place, _ in places}
+        for key, value in _flat(stage.config.model_dump(mode="json")).items():
+            if not any(key == k or key.startswith(f"{k}.") for k in WITHOUT_EFFECT):
+                # A file that lies elsewhere is the same input; a function's name stays.
+                found[f"config.{key}"] = _unplaced(value, paths)
+    else:
+        entry = stage.entry
+        places = [(f"inputs.{number}", place, "") for number, place in enumerate(entry.inputs)]
+        places += [(key, place, "") for key in ("model", "pairs") if (place := getattr(entry, key))]
+        for key in ("settings", "run", "outputs"):
+            found[f"config.{key}"] = list(getattr(entry, key))
+    for key, place, _ in places:
+        path = Path(place)
+        digest = digests.of(path)
+        if digest is None and (path.is_absolute() or stage.entry.kind == "command"):
+            raise ConfigError(f"stage {stage.name}: {key} is not there", got=place, hint="correct the path")
+        found[f"input.{key}"] = digest or place
+    return found
+
+
+def outputs_of(stage: Stage, digests: Digests) -> dict[str, str]:
+    """What a finished stage left, with its sha256.
+
+    Raises:
+        RunFolderError: something is missing.
+    """
+    kinds = {"sample": ["tasks.jsonl"], "eval-reward-model": ["report.json"], "command": stage.entry.outputs}
+    if stage.entry.kind == "sample" and stage.config is not None:
+        kinds["sample"] = [Path(stage.config.sample.file).name]
+    names = ["model"] if stage.entry.kind in RUNS else kinds[stage.entry.kind]
+    found = {name: digests.of(stage.folder / name) for name in names}
+    missing = [name for name, digest in found.items() if digest is None]
+    if missing:
+        raise RunFolderError(
+            f"stage {stage.name} is over and did not leave {', '.join(missing)}",
+            got=str(stage.folder),
+            hint="a command makes its outputs in its own folder, stage:NAME",
+        )
+    return {name: digest for name, digest in found.items() if digest is not None}
+
+
+def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """The first things that differ, in words; None when nothing does."""
+    keys = [key for key in dict.fromkeys((*before, *now)) if before.get(key) != now.get(key)]
+    if not keys:
+        return None
+    said = []
+    for key in keys[:3]:
+        group, _, name = key.partition(".")
+        if group == "input":
+            said.append(f"input {name} changed")
+        else:
+            said.append(f"{name or group} was {before.get(key)!r:.60}, is {now.get(key)!r:.60}")
+    return "; ".join(said) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
+
+
+def _unplaced(value: Any, paths: set[str]) -> Any:
+    if not isinstance(value, str):
+        return value
+    if value in paths:
+        return "(input)"
+    file, colon, name = value.rpartition(":")
+    return f"(input):{name}" if colon and file in paths else value
+
+
+def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in tree.items() if isinstance(tree, Mapping) else enumerate(tree):
+        if isinstance(value, (Mapping, list)) and value:
+            found |= _flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found

@@ -1,0 +1,333 @@
+"""A pipeline file: stages in order, each with an ordinary config, and what they take from each other. Torch-free.
+
+A value ``stage:NAME/PATH`` in a stage's config is that path in the folder of an earlier stage.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from pydantic import Field, ValidationError, field_validator
+
+from surefoot.config.load import apply_override, build_config, read_tree
+from surefoot.config.paths import resolve_paths
+from surefoot.config.sections import Section
+from surefoot.config.tree import Config, require
+from surefoot.errors import ConfigError
+
+Kind = Literal["sft", "reward-model", "train", "sample", "eval-reward-model", "command"]
+RUNS: Final = ("sft", "reward-model", "train")
+"""Kinds that make a run folder."""
+REFERENCE: Final = "stage:"
+NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9_-]*$"
+
+
+class PipelineSection(Section):
+    """What the pipeline is called and where it lies."""
+
+    name: str = Field(pattern=NAME)
+    """Its folder's name."""
+    dir: str = "runs"
+    """The folder that holds its folder, relative to the current one."""
+
+
+class StageEntry(Section):
+    """One stage."""
+
+    name: str = Field(pattern=NAME)
+    """What it is called, and its folder."""
+    kind: Kind
+    """Which command it is; `command`: one of your own."""
+    config: str | None = None
+    """The config file of the command, relative to the pipeline file."""
+    set: dict[str, Any] = Field(default_factory=dict)
+    """Keys to set in it, as `model.policy: stage:sft/model`."""
+    model: str | None = None
+    """Of `eval-reward-model`: the reward model."""
+    pairs: str | None = None
+    """Of `eval-reward-model`: preferences that it was not trained on."""
+    settings: list[str] = Field(default_factory=list)
+    """Of `eval-reward-model`: its settings, as `shift.length=0.5`."""
+    run: list[str] = Field(default_factory=list)
+    """Of `command`: program and arguments; `python` is the interpreter that runs the pipeline. No shell is involved."""
+    inputs: list[str] = Field(default_factory=list)
+    """Of `command`: files and folders that decide what it makes; the stage is done again when one changes."""
+    outputs: list[str] = Field(default_factory=list)
+    """Of `command`: what it makes in its own folder, `stage:NAME`."""
+
+    @field_validator("outputs")
+    @classmethod
+    def _inside(cls, outputs: list[str]) -> list[str]:
+        for output in outputs:
+            if Path(output).is_absolute() or ".." in Path(output).parts or not output.strip():
+                raise ValueError(f"{output!r} is not a path inside the stage's folder; hint: outputs: [report.json]")
+        return outputs
+
+
+class PipelineFile(Section):
+    """A pipeline file."""
+
+    pipeline: PipelineSection
+    defaults: dict[str, Any] = Field(default_factory=dict)
+    """Sections that every stage's config has unless it says otherwise."""
+    stages: list[StageEntry] = Field(min_length=1)
+    """The stages, in the order in which they run."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage with everything filled in.
+
+    Attributes:
+        entry: as it stands in the file, references replaced.
+        folder: its own.
+        config: of a command of Surefoot's; None for the others.
+        takes: names of the earlier stages that it takes something from.
+    """
+
+    entry: StageEntry
+    folder: Path
+    config: Config | None
+    takes: frozenset[str]
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return self.entry.name
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A pipeline, checked.
+
+    Attributes:
+        name: what it is called.
+        file: where it was read from.
+        folder: where it lies.
+        stages: in order.
+    """
+
+    name: str
+    file: Path
+    folder: Path
+    stages: tuple[Stage, ...]
+
+
+def load_pipeline(path: str | Path, overrides: Sequence[str] = ()) -> Pipeline:
+    """Read a pipeline file, and every config that it names.
+
+    Args:
+        path: the YAML file.
+        overrides: ``STAGE.section.key=value``, or ``pipeline.key=value``.
+    Raises:
+        ConfigError: anything in it that cannot work, before any stage runs.
+    """
+    file = Path(path)
+    tree = read_tree(file)
+    own: list[str] = []
+    others: list[str] = []
+    for override in overrides:
+        (own if override.split(".")[0] in ("pipeline", "defaults") else others).append(override)
+    for override in own:
+        apply_override(tree, override)
+    try:
+        found = PipelineFile.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError(f"{file} cannot be used: {_faults(error)}", hint="docs/pipeline.md has an example") from None
+    names = [entry.name for entry in found.stages]
+    if len(set(names)) < len(names):
+        raise ConfigError("two stages have the same name", got=", ".join(names), hint="give each its own")
+    folder = (Path(found.pipeline.dir).expanduser() / found.pipeline.name).absolute()
+    by_stage: dict[str, list[str]] = {name: [] for name in names}
+    for override in others:
+        stage, _, rest = override.partition(".")
+        if stage not in by_stage:
+            raise ConfigError(
+                "no stage has this name", got=override, allowed=", ".join(names), hint=nearest_of(stage, names)
+            )
+        by_stage[stage].append(rest)
+    stages = tuple(
+        _stage(entry, found, file.resolve().parent, folder, names[:number], by_stage[entry.name])
+        for number, entry in enumerate(found.stages)
+    )
+    return Pipeline(found.pipeline.name, file.resolve(), folder, stages)
+
+
+def _faults(error: ValidationError) -> str:
+    """Each fault once: where, what, and which key was meant."""
+    known = [*PipelineFile.model_fields, *StageEntry.model_fields, *PipelineSection.model_fields]
+    said = []
+    for fault in error.errors():
+        place = ".".join(map(str, fault["loc"]))
+        if fault["type"] == "extra_forbidden":
+            meant = nearest_of(str(fault["loc"][-1]), known)
+            said.append(f"unknown key {place!r}{f', {meant}' if meant else ''}")
+        else:
+            said.append(f"{place}: {fault['msg']}")
+    return " | ".join(dict.fromkeys(said))
+
+
+def nearest_of(name: str, known: Sequence[str]) -> str | None:
+    """A hint at what was meant, if anything is near."""
+    found = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {found[0]}?" if found else None
+
+
+def _stage(
+    entry: StageEntry, found: PipelineFile, base: Path, folder: Path, earlier: Sequence[str], overrides: Sequence[str]
+) -> Stage:
+    taken: set[str] = set()
+
+    def replaced(text: str) -> str:
+        return _replaced(text, entry.name, folder, earlier, taken)
+
+    own = StageEntry.model_validate(_mapped(entry.model_dump(), replaced))
+    _fits(own)
+    if own.kind in ("command", "eval-reward-model"):
+        if overrides:
+            raise ConfigError(f"stage {own.name} has no config to override", got=overrides[0], hint="change the file")
+        placed = {
+            "inputs": [str(_place(base, one)) for one in own.inputs],
+            "pairs": own.pairs and str(_place(base, own.pairs)),
+            "model": own.model and str(_place(base, own.model)),
+        }
+        return Stage(own.model_copy(update=placed), folder / own.name, None, frozenset(taken))
+    file = base / (own.config or "")
+    tree = _merged(found.defaults, read_tree(file) if own.config else {})
+    for key, value in own.set.items():
+        _set(tree, key, value, own.name)
+    for override in overrides:
+        apply_override(tree, override)
+    tree = _mapped(tree, replaced)
+    tree.setdefault("run", {})
+    if isinstance(tree["run"], dict):
+        tree["run"] |= {"name": own.name, "dir": str(folder)}
+    config = resolve_paths(build_config(tree, origin=f"stage {own.name}"), file.parent if own.config else base)
+    if own.kind == "sample":
+        out = folder / own.name / Path(config.sample.file).name
+        config = config.model_copy(update={"sample": config.sample.model_copy(update={"file": str(out)})})
+    try:
+        require(config, own.kind)  # type: ignore[arg-type]  # the kinds with a config are commands
+    except ConfigError as error:
+        raise ConfigError(
+            f"stage {own.name}: {error.what}", got=error.got, allowed=error.allowed, hint=error.hint
+        ) from None
+    return Stage(own, folder / own.name, config, frozenset(taken))
+
+
+def _fits(entry: StageEntry) -> None:
+    """Whether an entry has the keys of its kind, and no others."""
+    keys = {"eval-reward-model": ("model", "pairs", "settings"), "command": ("run", "inputs", "outputs")}
+    allowed = keys.get(entry.kind, ("config", "set"))
+    given = [key for key in ("config", "set", *keys["eval-reward-model"], *keys["command"]) if getattr(entry, key)]
+    stray = [key for key in given if key not in allowed]
+    if stray:
+        raise ConfigError(
+            f"stage {entry.name} is of kind {entry.kind} and has keys of another",
+            got=", ".join(stray),
+            allowed=", ".join(allowed),
+        )
+    needed = {"eval-reward-model": ("model", "pairs"), "command": ("run", "outputs")}.get(entry.kind, ())
+    missing = [key for key in needed if not getattr(entry, key)]
+    if missing:
+        raise ConfigError(f"stage {entry.name} of kind {entry.kind} needs {', '.join(missing)}", hint="add them")
+
+
+def _replaced(text: str, own: str, folder: Path, earlier: Sequence[str], taken: set[str]) -> str:
+    """A reference as the path it stands for; other texts as they are."""
+    file, colon, function = text.rpartition(":")
+    if file.startswith(REFERENCE) and colon:  # stage:NAME/reward.py:function
+        return f"{_replaced(file, own, folder, earlier, taken)}:{function}"
+    if not text.startswith(REFERENCE):
+        return text
+    name, _, rest = text.removeprefix(REFERENCE).partition("/")
+    if name not in (*earlier, own):
+        raise ConfigError(
+            f"stage {own} takes something from a stage that does not come before it",
+            got=text,
+            allowed=", ".join(earlier) or "nothing: it is the first",
+            hint=nearest_of(name, earlier),
+        )
+    if ".." in Path(rest).parts:
+        raise ConfigError("a reference stays inside the stage's folder", got=text, hint="leave .. out")
+    if name != own:
+        taken.add(name)
+    return str(folder / name / rest)
+
+
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {key: _mapped(one, change) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_mapped(one, change) for one in value]
+    return value
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested dicts as one; what is above counts."""
+    found = {key: _mapped(value, str) for key, value in below.items()}
+    for key, value in above.items():
+        both = isinstance(value, Mapping) and isinstance(found.get(key), Mapping)
+        found[key] = _merged(found[key], value) if both else value
+    return found
+
+
+def _set(tree: dict[str, Any], key: str, value: Any, stage: str) -> None:
+    apply_override(tree, f"{key}=0")  # finds or refuses the place
+    *sections, last = key.split(".")
+    node: Any = tree
+    for section in sections:
+        node = node[_number(node, section)] if isinstance(node, list) else node[section]
+    if isinstance(node, list):
+        node[_number(node, last)] = value
+    else:
+        node[last] = value
+
+
+def _number(entries: Sequence[Any], key: str) -> int:
+    names = [entry.get("name") if isinstance(entry, dict) else None for entry in entries]
+    return names.index(key) if key in names else int(key)
+
+
+def _place(base: Path, text: str) -> Path | str:
+    """A path beside the pipeline file; a hub id as it is."""
+    path = base / Path(text).expanduser()
+    return path if path.exists() or Path(text).is_absolute() or Path(text).suffix or "/" not in text else text
+
+
+def places_of(config: Config) -> Iterator[tuple[str, str, str]]:
+    """Key, path and kind of every file and folder that decides what a command makes.
+
+    Kinds as :func:`surefoot.training.lineage.describe_input` has them; hub ids are among them.
+    """
+    found: list[tuple[str, str | None, str]] = [
+        ("model.policy", config.model.policy, "model"),
+        ("model.reference", config.model.reference, "model"),
+        ("data.prompts", config.data.prompts, "data"),
+        ("evaluate.prompts", config.evaluate.prompts, "data"),
+        ("sft.data", config.sft.data, "data"),
+        ("sft.held_out", config.sft.held_out, "data"),
+        ("reward_model.data", config.reward_model.data, "data"),
+        ("reward_model.held_out", config.reward_model.held_out, "data"),
+        ("reward_model.tasks", config.reward_model.tasks, "data"),
+        ("reward_model.init", config.reward_model.init, "model"),
+        ("sample.prompts", config.sample.prompts, "data"),
+    ]
+    names = {term.name for term in config.reward.terms} | {"policy"}
+    if config.critic.init not in names:
+        found.append(("critic.init", config.critic.init, "model"))
+    for term in config.reward.terms:
+        key = f"reward.{term.name}"
+        if term.kind == "function":
+            found.append((key, term.place.rpartition(":")[0], "code"))
+        elif term.kind in ("model", "human"):
+            found.append((key, term.place, "model" if term.kind == "model" else "data"))
+        found.append((f"{key}.report", term.report, "report"))
+        found += [(f"{key}.{k}", v, "code") for k, v in term.options.items() if k.endswith("_file")]
+    yield from ((key, place, kind) for key, place, kind in found if place)
