@@ -32,7 +32,7 @@ def interrupted(space: Workspace, function: str, *arguments: str) -> Outcome:
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    time.sleep(0.1)\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
-        "    time.sleep(60)\n"
+        "    time.sleep(900)\n"
         f"assert hasattr(module, {name!r})\n"
         f"module.{name} = stopped\n"
         "from surefoot.cli.main import main\n"
@@ -43,7 +43,7 @@ def interrupted(space: Workspace, function: str, *arguments: str) -> Outcome:
         cwd=space.path,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=300,
         check=False,
     )
     return Outcome(done.returncode, done.stdout, done.stderr)

@@ -23,7 +23,7 @@ class Receiver:
     def __call__(self, rows: Sequence[str]) -> list[int]:
         self.calls.append(list(rows))
         self.begun.set()
-        assert self.may_go_on.wait(20)
+        assert self.may_go_on.wait(120)
         if "bad" in rows:
             raise ValueError("no answer to bad")
         return [len(row) for row in rows]
@@ -55,7 +55,7 @@ def test_what_comes_while_a_call_is_under_way_goes_together_in_the_next(
 ) -> None:
     receiver.may_go_on.clear()
     ahead.put(0, "first")
-    assert receiver.begun.wait(20)
+    assert receiver.begun.wait(120)
     for index in range(1, 6):
         ahead.put(index, "x" * index)
     receiver.may_go_on.set()
@@ -73,7 +73,7 @@ def test_an_error_is_raised_when_answers_are_collected_and_then_forgotten(ahead:
 
 def test_rows_are_answered_while_others_are_still_being_made(ahead: Ahead[str, int], receiver: Receiver) -> None:
     ahead.put(0, "early")
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not receiver.calls and time.monotonic() < deadline:
         time.sleep(0.001)
     assert receiver.calls == [["early"]]

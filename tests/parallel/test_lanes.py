@@ -22,7 +22,7 @@ def four_threads() -> Iterator[None]:
 
 
 def test_both_run_at_once_on_half_of_the_threads_each() -> None:
-    barrier = threading.Barrier(2, timeout=20)
+    barrier = threading.Barrier(2, timeout=120)
 
     def work(name: str) -> Iterator[tuple[str, int, bool]]:
         for _ in range(3):
@@ -48,7 +48,7 @@ def test_an_error_of_either_is_raised_and_ends_the_other_at_its_next_item(failin
     def endless() -> Iterator[int]:
         nonlocal items
         while True:
-            items += failed.wait(20)
+            items += failed.wait(120)
             yield items
 
     works = (fails, endless) if failing == 0 else (endless, fails)
@@ -67,9 +67,9 @@ def test_an_interrupt_leaves_no_thread_behind() -> None:
             yield 1
 
     def interrupted() -> Iterator[int]:
-        started.wait(20)
+        started.wait(120)
         os.kill(os.getpid(), signal.SIGINT)
-        threading.Event().wait(20)
+        threading.Event().wait(120)
         yield 1
 
     with pytest.raises(KeyboardInterrupt):

@@ -35,7 +35,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def wait_until_gone(pid: int, seconds: float = 10) -> bool:
+def wait_until_gone(pid: int, seconds: float = 60) -> bool:
     """Whether a process ends within some seconds."""
     end = time.monotonic() + seconds
     while alive(pid) and time.monotonic() < end:
@@ -204,7 +204,7 @@ def test_an_interrupted_call_does_not_answer_the_next_one(make: Make) -> None:
         """
         import time
         def f(prompts, completions):
-            if "slow" in completions: time.sleep(1)
+            if "slow" in completions: time.sleep(60)
             return [float(len(c)) for c in completions]
         """
     )
@@ -213,7 +213,7 @@ def test_an_interrupted_call_does_not_answer_the_next_one(make: Make) -> None:
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         reward.score(rollout_of(["slow"]))
-    assert time.monotonic() - start < 0.9
+    assert time.monotonic() - start < 30
     timer.join()
     assert reward.score(rollout_of(["ab"]))[0].value == 2.0
 
@@ -320,11 +320,11 @@ def test_no_worker_outlives_its_trainer(tmp_path: Path, end: str) -> None:
     )
     command = [sys.executable, "-W", "error", "-c", textwrap.dedent(TRAINER), f"{tmp_path}/q.py:f", end]
     trainer = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while trainer.poll() is None and not (tmp_path / "called").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     trainer.kill()
-    _, errors = trainer.communicate(timeout=30)
+    _, errors = trainer.communicate(timeout=120)
     assert errors == ""
     assert wait_until_gone(int((tmp_path / "pid").read_text()))
 
@@ -351,7 +351,7 @@ def test_a_function_object_runs_in_a_thread_and_its_timeout_is_a_failure() -> No
     with pytest.raises(RewardError, match=f"f has not come back from {MAX_STUCK_THREADS} calls.*hint: name it"):
         reward.score(rollout_of(["a"]))
     release.set()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while any(t.name == "surefoot-reward" for t in threading.enumerate()) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert reward.score(rollout_of(["a"]))[0].value == 1.0

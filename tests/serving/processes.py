@@ -53,7 +53,7 @@ class Zygote:
         """End it."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()
-        self._process.wait(10)
+        self._process.wait(120)
         self._process.stdout.close()
 
 
@@ -122,7 +122,7 @@ class ServiceProcess(Process):
 
     def address(self) -> str:
         """Where it listens, once it does."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
             text = self.stdout.read_text()
             if text.endswith("\n"):
@@ -192,7 +192,7 @@ class KilledAgain:
 
 def raw(url: str, **options: Any) -> httpx.Client:
     """Plain HTTP, which repeats nothing."""
-    return httpx.Client(base_url=url, timeout=20.0, trust_env=False, **options)
+    return httpx.Client(base_url=url, timeout=120.0, trust_env=False, **options)
 
 
 class Place:
@@ -223,7 +223,7 @@ def refusal(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
 def connected(url: str) -> socket.socket:
     """A bare connection."""
     host, port = url.removeprefix("http://").split(":")
-    sock = socket.create_connection((host, int(port)), timeout=10)
+    sock = socket.create_connection((host, int(port)), timeout=60)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock
 

@@ -93,7 +93,7 @@ def test_another_reward_model_behind_the_address_ends_the_run(scored: Trial) -> 
     assert service.wait() == -signal.SIGKILL
     port = int(url.rpartition(":")[2])
     again = scored.serve(serve={"port": port, "reward": str(other)})
-    assert process.wait(60) == 3
+    assert process.wait(300) == 3
     assert "two replicas have different reward models" in paragraph(process)
     assert again.end() == 0
 
@@ -124,7 +124,7 @@ def test_scores_that_are_no_numbers_are_failures_with_a_reason(scored: Trial) ->
     reward = broken_model(scored.folder / "broken", model=scored.toy / "quality")
     service = scored.serve(serve={"reward": reward})
     process = scored.train("run", reward=asking(ready(service)))
-    assert process.wait(60) == 3
+    assert process.wait(300) == 3
     assert "4 of 4 scores failed; got: 4 x quality: the model's score is nan" in paragraph(process)
     assert service.end() == 0
 
@@ -232,7 +232,7 @@ def ends(trial: Trial, *turns: Turn, **options: Any) -> str:
     with own_server(*turns) as (url, _):
         term = {"name": "distinct", "kind": "remote", "target": url, **options}
         process: Process = trial.train(f"ended-{turns[0].__name__}", reward={"terms": [term]})
-        assert process.wait(60) == 3, process.stderr.read_text()
+        assert process.wait(300) == 3, process.stderr.read_text()
     return paragraph(process)
 
 
@@ -259,7 +259,7 @@ def test_check_says_whether_the_services_are_what_the_run_needs(scored: Trial) -
             {"critic": {"url": critic, "patience_s": 2.0}, "reward": asking(reward, patience_s=2.0)}, changes
         )
         process = Process(both.zygote, both.folder / "check-out", ["check", both.file("checked", **asked)])
-        return process.wait(120), process.stdout.read_text()
+        return process.wait(600), process.stdout.read_text()
 
     code, text = check(url, url)
     assert code == 0, text

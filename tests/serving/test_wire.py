@@ -202,7 +202,8 @@ def test_other_programs_read_and_write_the_bodies() -> None:
     assert InferRequest.unpack(again).ids == (0, 1, 2)
 
 
-def test_packing_and_reading_a_batch_takes_well_under_a_millisecond() -> None:
+def test_packing_and_reading_a_batch_both_ways_is_faster_than_writing_its_tokens_as_json() -> None:
+    """Here 0.2 ms against 0.9 ms; each the best of many, since the machine has other work."""
     request = infer_request(16, 512)
     answer = inferred(request)
 
@@ -210,12 +211,17 @@ def test_packing_and_reading_a_batch_takes_well_under_a_millisecond() -> None:
         InferRequest.unpack(request.pack())
         Inferred.unpack(answer.pack()).check(request)
 
-    best = math.inf
+    def written() -> None:
+        assert request.tokens is not None
+        json.dumps(request.tokens.tolist())
+
+    best = {once: math.inf, written: math.inf}
     for _ in range(200):
-        start = time.process_time_ns()
-        once()
-        best = min(best, (time.process_time_ns() - start) / 1e6)
-    assert best < 0.5, f"{best:.3f} ms"
+        for work in best:
+            start = time.process_time_ns()
+            work()
+            best[work] = min(best[work], (time.process_time_ns() - start) / 1e6)
+    assert best[once] < best[written], best
 
 
 # ------------------------------------------------------------------------------------------------ what is not sound

@@ -98,7 +98,7 @@ class Trial:
     def finish(self, name: str, url: str | None = None, **changes: Any) -> Outcome:
         """A run to its end, and what it came to."""
         process = self.train(name, url, **changes)
-        assert process.wait(120) == 0, process.stderr.read_text()[-3000:]
+        assert process.wait(600) == 0, process.stderr.read_text()[-3000:]
         return self.outcome(name)
 
     def run_folder(self, name: str) -> Path:
@@ -172,7 +172,7 @@ def mine(owner: str, name: str, number: int = 1, *, after: bool = False, call: i
     return {"owner": owner, "name": name, "number": number, "after": after, "call": call}
 
 
-def wait_until(true: Callable[[], bool], seconds: float = 30.0) -> None:
+def wait_until(true: Callable[[], bool], seconds: float = 180.0) -> None:
     """Wait for something to become true."""
     deadline = time.monotonic() + seconds
     while not true():
