@@ -67,6 +67,13 @@ def test_a_good_model_passes_and_a_coin_does_not() -> None:
     assert verdict(findings_of(coin, {}, Bounds())) == "fail"
 
 
+def test_a_handful_of_pairs_that_are_all_right_is_not_enough() -> None:
+    for count, right, passes in ((3, 3, False), (7, 6, False), (40, 38, True)):
+        leads = np.array([1.0] * right + [-1.0] * (count - right))
+        found = findings_of(describe_order(pairs(leads, np.zeros(count, dtype=int))), {}, Bounds())
+        assert (verdict(found) == "pass") is passes, (count, found)
+
+
 def test_a_probe_by_its_numbers() -> None:
     chosen, rejected = np.array([2.0, 1.0, 0.0, -1.0]), np.array([0.0, 0.0, 1.0, 0.0])
     moved = ProbedPairs(

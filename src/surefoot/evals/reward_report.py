@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from surefoot.errors import DataError
-from surefoot.evals.calibration import accuracy, calibrate
+from surefoot.evals.calibration import accuracy, calibrate, wilson
 from surefoot.evals.clustered import Mean, clustered_mean
 from surefoot.records import Finding, FloatArray
 
@@ -139,14 +139,15 @@ def findings_of(order: Mapping[str, Any], probes: Mapping[str, Mapping[str, Any]
     """
     found = []
     share = order["accuracy"]
-    if share["low"] is None or not share["low"] > bounds.accuracy:
+    low = _careful(share)
+    if low is None or not low > bounds.accuracy:
         found.append(
             Finding(
                 "reward_model/accuracy",
                 "error",
                 f"it orders {_percent(share['share'])} of the pairs as people did, and the interval from "
-                f"{_percent(share['low'])} is not above {_percent(bounds.accuracy)}",
-                {"value": share["share"], "low": share["low"], "bound": bounds.accuracy},
+                f"{_percent(low)} is not above {_percent(bounds.accuracy)}",
+                {"value": share["share"], "low": low, "bound": bounds.accuracy},
                 "train it on more pairs, or on pairs that say more",
             )
         )
@@ -204,6 +205,14 @@ def deviation(chosen: Sequence[float], rejected: Sequence[float]) -> float:
             hint="train it first",
         )
     return scale
+
+
+def _careful(share: Mapping[str, Any]) -> float | None:
+    """The lower end, or Wilson's over prompts where that is lower: a few groups that are all right never vary."""
+    if share["share"] is None or share["low"] is None:
+        return None
+    low, _ = wilson(round(share["share"] * share["groups"]), share["groups"])
+    return None if low is None else min(low, float(share["low"]))
 
 
 def _share(leads: FloatArray, chosen: Any, prompts: Sequence[str], seed: int) -> dict[str, Any]:
