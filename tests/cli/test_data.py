@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import yaml
 
 from surefoot.data.cards import card_path
+from surefoot.models.weight_files import digest_weights
 from surefoot.records import Lineage
 from surefoot.training.lineage import describe_input, read_lineage, write_lineage
 from tests.cli.conftest import Outcome, Workspace
@@ -115,13 +117,14 @@ def run_of(folder: Path, name: str, **inputs: dict[str, Any]) -> Path:
     run = folder / name
     (run / "model").mkdir(parents=True)
     (run / "model" / "config.json").write_text(json.dumps({"run": name}), encoding="utf-8")
+    (run / "model" / "model.safetensors").write_text(name, encoding="utf-8")
     (run / "config.yaml").write_text("{}", encoding="utf-8")
     write_lineage(run / "lineage.json", Lineage(run=name, inputs=inputs, packages={}, seed=0, machine={}, code={}))
     return run
 
 
 def test_where_data_was_used(bare: Workspace) -> None:
-    """Directly, in a folder, through a model by its place, and through the model of that, which was moved."""
+    """Directly, in a folder, through a model by its place, and through the model of that, which was moved or served."""
     file = bare.write("d/d.jsonl", lines({"prompt": "a"}))
     bare.run("data", "card", "d/d.jsonl")
     fill_in(file)
@@ -132,9 +135,11 @@ def test_where_data_was_used(bare: Workspace) -> None:
     folder = run_of(runs, "folder", prompts=describe_input(file.parent, "data"))
     reward = run_of(runs, "reward", base=describe_input((sft / "model").resolve(), "model"))
     (sft / "model" / "config.json").write_text("{}", encoding="utf-8")  # changed since: told by its place
-    (bare.path / "moved").mkdir()
-    (bare.path / "moved" / "config.json").write_bytes((reward / "model" / "config.json").read_bytes())
+    shutil.copytree(reward / "model", bare.path / "moved")
     ppo = run_of(runs, "ppo", **{"reward/quality": describe_input(bare.path / "moved", "model")})
+    address = {"kind": "service", "path": "http://127.0.0.1:8600", "sha256": digest_weights(reward / "model")}
+    served = run_of(runs, "served", **{"reward/quality": address})
+    run_of(runs, "other-service", **{"reward/quality": {**address, "sha256": "0" * 64}})
     other = bare.write("other.jsonl", lines({"prompt": "z"}))
     run_of(runs, "apart", prompts=describe_input(other, "data"))
     (runs / "broken").mkdir()
@@ -145,8 +150,9 @@ def test_where_data_was_used(bare: Workspace) -> None:
         (folder, "prompts", "d@1"),
         (reward, "base", "the model of sft"),
         (ppo, "reward/quality", "the model of reward"),
+        (served, "reward/quality", "the model of reward"),
     }
-    assert {u["model"] for u in uses} == {str(run / "model") for run in (sft, folder, reward, ppo)}
+    assert {u["model"] for u in uses} == {str(run / "model") for run in (sft, folder, reward, ppo, served)}
     text = bare.run("data", "where-used", "d@1", "--runs", "runs")
     assert "the model of sft" in text.out and "broken is passed over" in text.err
     refused(bare.run("data", "where-used", "d@2"), "d@2 is not registered")

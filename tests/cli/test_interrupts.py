@@ -9,11 +9,22 @@ import sys
 import pytest
 
 from tests.cli.conftest import Outcome, Workspace
+from tests.stage_builders import demonstrations, preferences, write_rows
 
-STEP = "training.trainer.ppo_step"
+STEPS = ("training.trainer.ppo_step", "assembly.sft.sft_step", "assembly.reward_model.preference_step")
+"""What is called when the run folder is there."""
+BEGUN = "before the first checkpoint: the same command with --resume starts at step 1"
+SFT = ("sft", "c.yaml", "sft.data=demonstrations.jsonl")
+REWARD_MODEL = ("reward-model", "c.yaml", "reward_model.data=preferences.jsonl")
 MOMENTS = [
     (("train", "c.yaml"), "cli.train.load_config", "run the same command again"),
-    (("train", "c.yaml"), STEP, "before the first checkpoint: the same command with --resume starts at step 1"),
+    (("train", "c.yaml"), STEPS[0], BEGUN),
+    (SFT, "cli.sft.load_config", "run the same command again"),
+    (SFT, "assembly.sft.read_demonstrations", "before anything was written"),
+    (SFT, STEPS[1], BEGUN),
+    (REWARD_MODEL, STEPS[2], BEGUN),
+    (("sample", "c.yaml"), "assembly.sample.read_prompts", "nothing was written"),
+    (("data", "audit", "prompts.jsonl"), "cli.data_audit.audit", "nothing was written"),
     (("check", "c.yaml"), "assembly.preflight.check_identities", "nothing was written"),
     (("plan", "c.yaml"), "assembly.plan.memory_for", "nothing was written"),
     (("quickstart", "--size", "tiny"), "cli.quickstart._toy_inputs", "the same command goes on from there"),
@@ -53,6 +64,8 @@ def interrupted(space: Workspace, function: str, *arguments: str) -> Outcome:
 def test_ctrl_c_ends_a_command_with_one_line(
     arguments: tuple[str, ...], moment: str, words: str, space: Workspace
 ) -> None:
+    write_rows(space.path / "demonstrations.jsonl", demonstrations())
+    write_rows(space.path / "preferences.jsonl", preferences())
     outcome = interrupted(space, moment, *arguments)
     assert outcome.code == 130, outcome
     last = outcome.err.splitlines()[-1]
@@ -60,7 +73,7 @@ def test_ctrl_c_ends_a_command_with_one_line(
     assert words in last
     assert outcome.err.count("stopped") == 1
     assert not any(word in outcome.err for word in ("Traceback", "Aborted", "KeyboardInterrupt"))
-    assert (space.path / "runs" / "c").exists() == (moment == STEP)
+    assert (space.path / "runs" / "c").exists() == (moment in STEPS)
 
 
 def test_an_interrupt_that_comes_without_the_signal(bare: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
-from surefoot.config.pipeline import load_pipeline
+from surefoot.assembly.pipeline_state import Digests, difference, made_from
+from surefoot.config.pipeline import Pipeline, load_pipeline
 from surefoot.errors import ConfigError
 from surefoot.models.toy import make_toy_model
 from tests.stage_builders import asked, demonstrations, preferences, write_rows
@@ -236,10 +237,7 @@ def test_a_signal_is_handed_on_and_the_run_goes_on(tmp_path: Path) -> None:
     assert other.returncode == 2 and "in use by process" in other.stderr, "two at once"
     process.send_signal(signal.SIGINT)
     assert process.wait(300) == 130
-    assert log.read_text().splitlines()[-2:] == [
-        "error: stage sft ended with exit code 130",
-        "hint: put right what it said, then run the same command: finished stages are left out, this one goes on",
-    ]
+    assert log.read_text().splitlines()[-1] == "stopped by SIGINT in stage sft; the same command goes on from there"
     made = len(metrics.read_text().splitlines())
     assert run(file, "--dry-run")["sft"] == "resume: it was not finished"
     assert 0 < made < 2000
@@ -264,6 +262,9 @@ MISTAKES = {
     "another kind's key": ({"sft": {"run": ["true"]}}, "has keys of another"),
     "nothing to make": ({"count": {"outputs": []}}, "needs outputs"),
     "an output elsewhere": ({"count": {"outputs": ["../x"]}}, "inside the stage's folder"),
+    "what a stage does not leave": ({"rm": {"set": {"model.policy": "stage:sft/modle"}}}, "did you mean model?"),
+    "a section that is not read": ({"sft": {"set": {"ppo.kl.coef": 1}}}, "sft does not read the section ppo"),
+    "data that a later stage misses": ({"ppo": {"set": {"data.prompts": "gone.jsonl"}}}, "ppo: data.prompts is not"),
     "data that is not there": ({"sft": {"set": {"sft.data": "gone.jsonl"}}}, "stage sft: sft.data is not there"),
     "two of one name": ({"rm": {"name": "sft"}}, "the same name"),
     "a key that is required": ({"sft": {"set": {"model.policy": "toy"}}}, "stage sft: sft needs"),
@@ -297,3 +298,154 @@ def test_what_a_stage_gets(finished: Path) -> None:
     assert ppo.takes == {"sft", "rm", "tests"}
     with pytest.raises(ConfigError, match="no stage has this name"):
         load_pipeline(finished, ["pppo.run.steps=3"])
+
+
+# ------------------------------------------------------------------------------- without a run of the whole pipeline
+
+SAMPLE = {
+    "name": "tasks",
+    "kind": "sample",
+    "set": {"model.policy": "toy", "data.prompts": "prompts.jsonl", "sample.max_new_tokens": 4},
+}
+
+
+def stages_only(file: Path, *stages: Mapping[str, Any]) -> Path:
+    """The same file with these stages alone."""
+    return write_yaml(file, PIPELINE | {"stages": list(stages)})
+
+
+def own(name: str, program: str, folder: Path) -> dict[str, Any]:
+    """A command's stage that runs this program."""
+    (folder / f"{name}.py").write_text(program, encoding="utf-8")
+    run = ["python", f"{name}.py", f"stage:{name}/made"]
+    return {"name": name, "kind": "command", "run": run, "inputs": [f"{name}.py"], "outputs": ["made"]}
+
+
+def changes(file: Path, stage: str, before: tuple[str, ...], change: Any = None, after: tuple[str, ...] = ()) -> Any:
+    """What a stage says has changed, once a function was called, or between two sets of overrides."""
+
+    def made(overrides: tuple[str, ...]) -> Mapping[str, Any]:
+        pipeline: Pipeline = load_pipeline(file, overrides)
+        found = next(one for one in pipeline.stages if one.name == stage)
+        return made_from(found, Digests(file.parent / "none.json"), file.parent)
+
+    first = made(before)
+    if change is not None:
+        change()
+    return difference(first, made(after or before))
+
+
+def test_sections_that_a_stage_does_not_read_do_not_count(tmp_path: Path) -> None:
+    file = prepared(tmp_path / "p")
+    for override in ("defaults.ppo.kl.coef=0.3", "defaults.rollout.max_new_tokens=9", "defaults.evaluate.seed=3"):
+        assert changes(file, "sft", ("defaults.run.seed=0",), after=("defaults.run.seed=0", override)) is None
+    alone = ("ppo.model.policy=toy", "ppo.reward.terms=[{name: q, target: 'count.py:f'}]")
+    said = changes(file, "ppo", alone, after=(*alone, "defaults.ppo.kl.coef=0.3"))
+    assert said == "ppo.kl.coef was 0.05, is 0.3"
+
+
+def test_a_default_that_a_stage_replaces_is_no_reference_of_its_own(tmp_path: Path) -> None:
+    file = prepared(tmp_path / "p")
+    loaded = load_pipeline(file, ["defaults.model.policy=stage:sft/model"])
+    assert not loaded.stages[0].takes and loaded.stages[3].takes == {"sft", "rm", "tests"}
+
+
+def test_everything_that_is_read_counts(tmp_path: Path) -> None:
+    file = prepared(tmp_path / "p")
+    folder = file.parent
+
+    def edited(name: str, text: str) -> Any:
+        return lambda: (folder / name).write_text(text, encoding="utf-8")
+
+    edited("t.jinja", "one")()
+    assert changes(file, "sft", ("sft.model.chat_template=t.jinja",), edited("t.jinja", "two")) == (
+        "input model.chat_template changed"
+    )
+    edited("graded.py", "def f(): return 1")()
+    function = ("ppo.reward.terms=[{name: q, target: 'graded:f'}]", "ppo.model.policy=toy")
+    assert changes(file, "ppo", function, edited("graded.py", "def f(): return 2")) == "input reward.q changed"
+    (folder / "adapter").mkdir()
+    edited("adapter/adapter_config.json", json.dumps({"base_model_name_or_path": str(folder / "toy")}))()
+    config = (folder / "toy" / "config.json").read_text()
+    said = changes(file, "sft", ("sft.model.policy=adapter",), edited("toy/config.json", config + " "))
+    assert said == "input model.policy base changed"
+    assert changes(file, "sft", (), edited("toy/README.md", "a card")) is None, "a card is no part of a model"
+    assert set(made_from(load_pipeline(file).stages[0], Digests(folder / "none.json"), folder)) >= {
+        "version.torch",
+        "version.python",
+        "version.surefoot",
+    }
+
+
+def test_a_file_is_read_again_though_its_time_was_set_back(tmp_path: Path) -> None:
+    file, digests = tmp_path / "rows.jsonl", Digests(tmp_path / "digests.json")
+    file.write_text("one", encoding="utf-8")
+    first, stat = digests.of(file), file.stat()
+    assert digests.of(file) == first
+    file.write_text("two", encoding="utf-8")
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert digests.of(file) != first
+
+
+def test_paths_count_from_the_file_that_they_stand_in(tmp_path: Path) -> None:
+    file = prepared(tmp_path / "p")
+    ppo = next(stage for stage in load_pipeline(file, ["ppo.model.policy=toy"]).stages if stage.name == "ppo")
+    assert ppo.config is not None
+    assert ppo.config.data.prompts == str(file.parent / "prompts.jsonl"), "../prompts.jsonl, from configs/"
+    assert ppo.config.model.policy == str(file.parent / "toy"), "toy, from the pipeline's file"
+
+
+def test_tasks_that_a_kill_left_unrecorded_are_made_again(tmp_path: Path) -> None:
+    file = stages_only(prepared(tmp_path / "p"), SAMPLE)
+    run(file)
+    out = file.parent / "out" / "films"
+    first = (out / "tasks" / "tasks.jsonl").read_bytes()
+    state = json.loads((out / "pipeline.json").read_text())
+    state["stages"]["tasks"] |= {"status": "running", "outputs": {}}
+    (out / "pipeline.json").write_text(json.dumps(state), encoding="utf-8")
+    assert run(file) == {"tasks": "run: it was not finished"}
+    assert (out / "tasks" / "tasks.jsonl").read_bytes() == first and (out / "tasks.before-1").is_dir()
+    assert run(file) == {"tasks": "skip: nothing changed"}
+
+
+def test_after_a_signal_no_other_stage_begins(tmp_path: Path) -> None:
+    file = prepared(tmp_path / "p")
+    heeded = (
+        "import signal, sys, time\n"
+        "def end(*a):\n    open(sys.argv[1], 'w').close()\n    sys.exit(0)\n"
+        "signal.signal(signal.SIGINT, end)\nopen(sys.argv[1] + '.up', 'w').close()\ntime.sleep(60)\n"
+    )
+    stages = [own("first", heeded, file.parent), own("second", "open(__import__('sys').argv[1], 'w')", file.parent)]
+    stages_only(file, *stages)
+    out = file.parent / "out" / "films"
+    process = subprocess.Popen(command(file), cwd=file.parent, stderr=subprocess.PIPE, text=True)
+    end = time.monotonic() + 60
+    while not (out / "first" / "made.up").exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == 130 and not (out / "second").exists()
+    assert said.splitlines()[-1] == "stopped by SIGINT in stage first; the same command goes on from there"
+    assert list(run(file).values()) == ["skip: nothing changed", "run: it has not been run"]
+
+
+def test_what_was_asked_for_and_killed_is_not_begun_anew(tmp_path: Path) -> None:
+    file = stages_only(prepared(tmp_path / "p"), PIPELINE["stages"][0])
+    out = file.parent / "out" / "films"
+    run(file)
+    assert run(file, "--from", "sft") == {"sft": "run: asked for"}
+    state = json.loads((out / "pipeline.json").read_text())
+    state["stages"]["sft"] |= {"status": "running", "outputs": {}}
+    (out / "pipeline.json").write_text(json.dumps(state), encoding="utf-8")
+    assert run(file, "--dry-run", "--from", "sft") == {"sft": "resume: it was not finished"}
+    assert run(file, "--from", "sft") == {"sft": "resume: it was not finished"}
+    assert run(file, "--dry-run", "--from", "sft") == {"sft": "run: asked for"}
+
+
+def test_a_file_beside_the_pipeline_is_no_module_of_a_stage(tmp_path: Path) -> None:
+    file = stages_only(prepared(tmp_path / "p"), SAMPLE)
+    (file.parent / "random.py").write_text("raise SystemExit('imported')", encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-P", *command(file)[1:]], cwd=file.parent, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

@@ -90,3 +90,17 @@ def test_a_rate_of_another_section_is_named() -> None:
         with pytest.raises(ConfigError) as caught:
             build_config(tree)
         assert said in str(caught.value)
+
+
+def test_quantised_weights_are_refused_where_they_would_be_trained() -> None:
+    def asked(command: Command, **model: object) -> None:
+        sections = {"sft": {"data": "d.jsonl"}, "reward_model": {"data": "d.jsonl"}, "sample": {"prompts": "p.jsonl"}}
+        require(build_config({"model": {"policy": "m", "quantize": "int8", **model}, **sections}), command)
+
+    with pytest.raises(ConfigError, match="there is nothing else to train"):
+        asked("sft")
+    asked("sft", lora={"rank": 4})
+    asked("sample")
+    for lora in (None, {"rank": 4}):
+        with pytest.raises(ConfigError, match="a reward model is trained on whole weights"):
+            asked("reward-model", lora=lora)

@@ -13,6 +13,7 @@ from surefoot.protocols import Reward
 from surefoot.records import Score
 from surefoot.rewards import CheckReward
 from surefoot.rewards.checks import Check, Judgement
+from tests.rewards.checks.judged import the_gym
 from tests.rewards.conftest import Make, rollout_of
 
 
@@ -119,7 +120,7 @@ def test_a_schema_that_takes_for_ever_fails_its_row_alone(isolated: Any) -> None
 
 
 def test_reasoning_gym_runs_in_its_process(isolated: Any) -> None:
-    gym = pytest.importorskip("reasoning_gym")
+    gym = the_gym()
     entry = gym.create_dataset("leg_counting", size=1, seed=3)[0]
     reward = isolated("reasoning_gym", {}, timeout_s=60.0)
     right, wrong, missing = reward.score(rollout_of([entry["answer"], "-1", "1"], [{"entry": entry}] * 2 + [{}]))

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from surefoot.errors import ServiceError
+from surefoot.assembly.hosts import build_hosts
+from surefoot.assembly.rewards import build_reward
+from surefoot.errors import ConfigError, ServiceError
 from surefoot.models.reward_model import RewardModel
+from surefoot.models.weight_files import HEADS_FILE
 from surefoot.records import Prompt, Rollout, Trajectory
 from surefoot.rewards.model import Item, ModelReward
 from surefoot.serving.reward_host import RewardHost
@@ -36,6 +43,17 @@ def host(folder: Path) -> RewardHost:
     host = RewardHost(lambda: RewardModel(str(folder)), "quality")
     host.open()
     return host
+
+
+def make_ensemble(place: Path, *, like: Path) -> Path:
+    """The reward model with two heads, which differ from its score layer by as much up as down."""
+    shutil.copytree(like, place)
+    weight = load_file(place / "model.safetensors")["score.weight"]
+    apart = torch.linspace(-1.0, 1.0, weight.shape[1])[None]
+    heads = place / HEADS_FILE
+    heads.parent.mkdir()
+    save_file({"weight": torch.cat([weight + apart, weight - apart])}, heads)
+    return place
 
 
 def asked(*items: Item) -> InferRequest:
@@ -107,6 +125,55 @@ def test_conversations_without_a_template_are_refused_and_others_served(folder: 
 def test_the_card_tells_the_model(host: RewardHost, folder: Path) -> None:
     assert host.card.model == RewardModel(str(folder)).digest
     assert (host.card.name, host.card.has_chat_template) == ("quality", True)
+
+
+def test_an_ensemble_is_served_as_the_term_reads_it(folder: Path, tmp_path: Path) -> None:
+    scored = make_ensemble(tmp_path / "heads", like=folder)
+    texts = ("a great film", "very boring and dull , really")
+    one = {"model": {"lora": {"rank": 2}}, "critic": {"init": "quality"}}
+    cards, found = set(), []
+    for how, c in (("mean", 1.0), ("lower", 1.0), ("lower", 0.5), ("min", 1.0)):
+        term = {"name": "quality", "kind": "model", "target": str(scored), "ensemble": how, "ensemble_c": c}
+        serve = {"roles": ["critic", "reward"], "trunk": "one" if how == "min" else "separate"}
+        config = toy_config(tmp_path, reward={"terms": [term]}, serve=serve, **one)
+        host = build_hosts(config).reward
+        assert host is not None
+        host.open()
+        (served,) = host.scores([asked(*texts)])
+        reward = build_reward(config, None)
+        (own,) = reward.terms
+        assert isinstance(served, Scores) and isinstance(own, ModelReward)
+        assert list(served.values) == own.model.score_tokens([own.model.encode(text) for text in texts])
+        cards.add(host.card.model)
+        found.append(served.values)
+    assert len(cards) == 4, "replicas that read the heads in other ways are other models"
+    means, lower, halfway, least = (np.array(values) for values in found)
+    assert (least < means).all()
+    assert halfway == pytest.approx((means + lower) / 2, abs=1e-6)
+
+
+@pytest.mark.parametrize("trunk", ["separate", "one"])
+def test_a_report_that_a_term_asks_for_is_asked_for_here_too(trunk: str, folder: Path, tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    term = {"name": "quality", "kind": "model", "target": str(folder), "report": str(report)}
+    one = {"model": {"lora": {"rank": 2}}, "critic": {"init": "quality"}}
+    serve = {"roles": ["critic", "reward"], "trunk": trunk}
+
+    def opened() -> RewardHost:
+        host = build_hosts(toy_config(tmp_path, reward={"terms": [term]}, serve=serve, **one)).reward
+        assert host is not None
+        host.open()
+        return host
+
+    with pytest.raises(ConfigError, match="there is no report"):
+        opened()
+    digest = RewardModel(str(folder)).digest
+    for verdict, finding in (("fail", [{"severity": "error", "message": "longer wins"}]), ("pass", [])):
+        report.write_text(json.dumps({"model": {"sha256": digest}, "verdict": verdict, "findings": finding}))
+        if verdict == "fail":
+            with pytest.raises(ConfigError, match="did not pass its tests"):
+                opened()
+    assert opened().card.model == digest
 
 
 def test_nothing_is_scored_before_the_model_is_loaded(folder: Path) -> None:

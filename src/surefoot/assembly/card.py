@@ -41,19 +41,25 @@ def model_card(config: Config, folder: RunFolder) -> str:
             "| after step | score | interval | prompts |",
         ]
         lines += ["|---|---|---|---|", *(_row(record) for record in evaluations), ""]
-    if config.model.quantize is not None:
-        lines += [
-            f"The adapters were trained on {config.model.quantize} weights. The weights here are those, in full, with",
-            "the adapters folded in: the trained model itself. `adapter/` on the unquantised starting policy is",
-            "another model, by as much as quantising changed it.",
-            "",
-        ]
     lines += [
+        *quantised_note(config),
         "The score is the training reward: it says how well the reward was learned, not how good the answers are.",
         "Evaluate on an independent set before use.",
         "",
     ]
     return "\n".join(lines)
+
+
+def quantised_note(config: Config) -> list[str]:
+    """What adapters trained on quantised weights mean for the saved model; nothing without."""
+    if config.model.quantize is None:
+        return []
+    return [
+        f"The adapters were trained on {config.model.quantize} weights. The weights here are those, in full, with",
+        "the adapters folded in: the trained model itself. `adapter/` on the unquantised starting policy is",
+        "another model, by as much as quantising changed it.",
+        "",
+    ]
 
 
 def _quantised(config: Config) -> list[str]:

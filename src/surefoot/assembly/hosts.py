@@ -12,6 +12,7 @@ import torch
 
 from surefoot.assembly.models import (
     build_critic_optimizer,
+    build_reward_model,
     build_separate_critic,
     check_critic_vocabulary,
     choose_device,
@@ -19,7 +20,7 @@ from surefoot.assembly.models import (
 from surefoot.assembly.one_trunk import OneTrunk
 from surefoot.assembly.serve import critic_settings
 from surefoot.assembly.train import exact_arithmetic, refuse_float16
-from surefoot.config import Config
+from surefoot.config import Config, RewardTerm
 from surefoot.models.lora import is_adapter
 from surefoot.models.policy import has_tokenizer
 from surefoot.models.reward_model import RewardModel
@@ -62,7 +63,7 @@ def build_hosts(config: Config) -> Hosts:
     if "critic" in config.serve.roles:
         refuse_float16(config)
     if config.serve.trunk == "one":
-        one = OneTrunk(config, _reward_source(config), device)
+        one = OneTrunk(config, _reward_source(config), device, _reward_term(config))
         return Hosts(
             _critic_host(config, one.critic, one.critic_turn),
             _reward_host(config, one.reward, one.reward_turn),
@@ -131,9 +132,8 @@ def _policy_codec(config: Config) -> TextCodec | None:
 
 
 def _reward_host(config: Config, build: Callable[[], RewardModel], turn: Turn) -> RewardHost:
-    source = _reward_source(config)
-    names = [term.name for term in config.reward.terms if term.kind == "model" and term.place == source]
-    return RewardHost(build, names[0] if names else Path(source).name, turn=turn)
+    term = _reward_term(config)
+    return RewardHost(build, term.name if term is not None else Path(_reward_source(config)).name, turn=turn)
 
 
 def _reward_source(config: Config) -> str:
@@ -142,11 +142,11 @@ def _reward_source(config: Config) -> str:
     return config.serve.reward or next(term.place for term in config.reward.terms if term.kind == "model")
 
 
+def _reward_term(config: Config) -> RewardTerm | None:
+    """The first term of that reward model; None where the config has none."""
+    source = _reward_source(config)
+    return next((term for term in config.reward.terms if term.kind == "model" and term.place == source), None)
+
+
 def _build_reward(config: Config, device: torch.device) -> RewardModel:
-    return RewardModel(
-        _reward_source(config),
-        dtype=config.model.dtype,
-        device=str(device),
-        batch_tokens=config.batch.tokens,
-        trust_remote_code=config.model.trust_remote_code,
-    )
+    return build_reward_model(config, _reward_source(config), device, _reward_term(config))

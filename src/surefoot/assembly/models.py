@@ -8,10 +8,12 @@ from typing import Any
 import torch
 
 from surefoot import algo
-from surefoot.config import Config
+from surefoot.config import Config, RewardTerm
 from surefoot.errors import ConfigError
+from surefoot.evals.gate import check_report
 from surefoot.models.critic import SeparateCritic, SharedCritic, load_critic, shared_critic
 from surefoot.models.policy import CausalPolicy, FrozenReference, Lora, StartingReference, has_tokenizer, load_policy
+from surefoot.models.reward_model import Ensemble, RewardModel
 from surefoot.models.scoring import BatchPlan
 from surefoot.models.tokenizer import TextCodec, VocabularyPlan, load_codec
 from surefoot.parallel.rng import derive_seed
@@ -102,6 +104,26 @@ def build_reference(
 def build_critic(cfg: Config, policy: CausalPolicy, device: torch.device) -> SeparateCritic | SharedCritic:
     """The critic: a head on the policy's trunk, or a model of its own from policy, reward model or folder."""
     return shared_critic(policy) if cfg.critic.kind == "shared" else build_separate_critic(cfg, device)
+
+
+def build_reward_model(cfg: Config, source: str, device: torch.device, term: RewardTerm | None = None) -> RewardModel:
+    """The reward model in a folder or of a hub id; the heads of an ensemble are read as the term says.
+
+    Raises:
+        ModelError: it is none, or an ensemble is asked for and it has one head.
+        ConfigError: the term asks for a report on it, and there is none of it that passed.
+    """
+    model = RewardModel(
+        source,
+        dtype=cfg.model.dtype,
+        device=device,
+        batch_tokens=cfg.batch.tokens,
+        trust_remote_code=cfg.model.trust_remote_code,
+        ensemble=None if term is None else Ensemble(term.ensemble, term.ensemble_c),
+    )
+    if term is not None and term.report is not None:
+        check_report(Path(term.report), model=source, digest=model.digest)
+    return model
 
 
 def build_separate_critic(cfg: Config, device: torch.device) -> SeparateCritic:

@@ -9,8 +9,14 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from surefoot.assembly.models import batch_plan, build_critic_optimizer, critic_source, lora_of_config
-from surefoot.config import Config
+from surefoot.assembly.models import (
+    batch_plan,
+    build_critic_optimizer,
+    build_reward_model,
+    critic_source,
+    lora_of_config,
+)
+from surefoot.config import Config, RewardTerm
 from surefoot.errors import ConfigError
 from surefoot.models.critic import SeparateCritic
 from surefoot.models.load import grow_embeddings
@@ -29,18 +35,19 @@ class OneTrunk:
         config: sections ``model``, ``critic``, ``optim``, ``batch``.
         source: the reward model's folder or hub id.
         device: where to put it.
+        term: says how an ensemble is read; None: by its mean.
     Raises:
         ConfigError: the critic does not start from that reward model, or has no adapters.
     """
 
-    def __init__(self, config: Config, source: str, device: torch.device) -> None:
+    def __init__(self, config: Config, source: str, device: torch.device, term: RewardTerm | None = None) -> None:
         if config.model.lora is None or critic_source(config) != source or is_adapter(source):
             raise ConfigError(
                 "one trunk for both needs a critic that starts from the reward model and trains adapters on it",
                 got=f"critic.init: {config.critic.init}, model.lora: {config.model.lora and 'given'}, reward: {source}",
                 hint="set critic.init to the reward term and model.lora, or serve.trunk: separate",
             )
-        self._config, self._source, self._device = config, source, device
+        self._config, self._source, self._device, self._term = config, source, device, term
         self._lock = threading.RLock()
         self._reward: RewardModel | None = None
         self._critic: SeparateCritic | None = None
@@ -83,13 +90,7 @@ class OneTrunk:
 
     def _load(self) -> None:
         config, trust = self._config, self._config.model.trust_remote_code
-        reward = RewardModel(
-            self._source,
-            dtype=config.model.dtype,
-            device=str(self._device),
-            batch_tokens=config.batch.tokens,
-            trust_remote_code=trust,
-        )
+        reward = build_reward_model(config, self._source, self._device, self._term)
         trunk, lora = reward.trunk, lora_of_config(config)
         assert lora is not None
         rows = vocabulary_limits(self._source, self._source, trust_remote_code=trust).get("rows_needed")

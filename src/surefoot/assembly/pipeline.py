@@ -20,12 +20,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final, Literal
 
-from surefoot.assembly.pipeline_state import Record, State, difference, made_from, outputs_of
+from surefoot.assembly.pipeline_state import Record, State, difference, made_from, outputs_of, places_in
 from surefoot.config import dump_config
-from surefoot.config.pipeline import RUNS, Pipeline, Stage
+from surefoot.config.pipeline import Pipeline, Stage
+from surefoot.config.pipeline_kinds import RUNS
 from surefoot.errors import ConfigError, RunError, RunFolderError
 from surefoot.training.durable import write_file, writing
 from surefoot.training.folder_lock import FolderLock, is_held
+from surefoot.training.signals import ENDING
 
 logger = logging.getLogger("surefoot")
 
@@ -38,6 +40,9 @@ LAUNCHER: Final = (
     "os.execvp(sys.argv[1], sys.argv[1:]) if os.getppid() != 1 else sys.exit(143)"
 )
 """Asks for SIGTERM at the parent's death, which outlives exec, and becomes the command."""
+PYTHON: Final = (sys.executable, "-P", "-c")
+"""What lies in the folder where a stage runs must not stand in for modules of Python or Surefoot."""
+ASKED_FOR: Final = "asked for"
 Action = Literal["skip", "resume", "run"]
 Say = Callable[[str], None]
 
@@ -69,6 +74,18 @@ class StageFailed(RunError):
         self.code = code
 
 
+class Stopped(RunError):
+    """A signal ended the pipeline.
+
+    Attributes:
+        code: exit code.
+    """
+
+    def __init__(self, name: signal.Signals, stage: str) -> None:
+        super().__init__(f"stopped by {name.name} in stage {stage}; the same command goes on from there")
+        self.code = 128 + name
+
+
 def decide(pipeline: Pipeline, state: State, *, start: str | None = None) -> Iterator[tuple[Stage, Decision]]:
     """What is to be done about each stage, as things stand when it is asked for.
 
@@ -79,20 +96,21 @@ def decide(pipeline: Pipeline, state: State, *, start: str | None = None) -> Ite
     """
     changed: set[str] = set()
     for stage in pipeline.stages:
-        decision = _decide(stage, state, changed, anew=stage.name == start)
+        decision = _decide(stage, state, changed, pipeline.file.parent, anew=stage.name == start)
         if decision.action != "skip":
             changed.add(stage.name)
         yield stage, decision
 
 
-def _decide(stage: Stage, state: State, changed: set[str], *, anew: bool) -> Decision:
+def _decide(stage: Stage, state: State, changed: set[str], base: Path, *, anew: bool) -> Decision:
     record = state.records.get(stage.name)
-    if anew:
-        return Decision(stage.name, "run", "asked for")
+    # What was begun because it was asked for, and was killed, is asked for by the same command once more.
+    if anew and (record is None or (record.status, record.reason) != ("running", ASKED_FOR)):
+        return Decision(stage.name, "run", ASKED_FOR)
     if record is None:
         return Decision(stage.name, "run", "it has not been run")
     try:
-        now = made_from(stage, state.digests)
+        now = made_from(stage, state.digests, base)
     except ConfigError:
         if not stage.takes & changed:
             raise
@@ -100,6 +118,8 @@ def _decide(stage: Stage, state: State, changed: set[str], *, anew: bool) -> Dec
     reason = difference(record.made_from, now)
     if reason is not None:
         return Decision(stage.name, "run", reason)
+    if record.status != "finished" and stage.entry.kind == "sample" and os.path.lexists(stage.folder):
+        return Decision(stage.name, "run", "it was not finished")  # it takes a moment, and writes over nothing
     if record.status != "finished":
         return Decision(stage.name, "resume", "it was not finished")
     for name, digest in record.outputs.items():
@@ -109,15 +129,19 @@ def _decide(stage: Stage, state: State, changed: set[str], *, anew: bool) -> Dec
     return Decision(stage.name, "skip", "nothing changed")
 
 
-def check_inputs(pipeline: Pipeline, state: State) -> None:
+def check_inputs(pipeline: Pipeline) -> None:
     """Every input that no stage makes must be there before the first stage runs.
 
     Raises:
         ConfigError: naming stage and key.
     """
+    made = [stage.folder for stage in pipeline.stages]
     for stage in pipeline.stages:
-        if not stage.takes:
-            made_from(stage, state.digests)
+        for key, place, kind in places_in(stage):
+            path = Path(place)
+            checked = path.is_absolute() or stage.entry.kind == "command"
+            if kind != "module" and checked and not path.exists() and not any(map(path.is_relative_to, made)):
+                raise ConfigError(f"stage {stage.name}: {key} is not there", got=place, hint="correct the path")
 
 
 def run_pipeline(pipeline: Pipeline, *, start: str | None = None, say: Say = lambda text: None) -> list[Decision]:
@@ -131,6 +155,7 @@ def run_pipeline(pipeline: Pipeline, *, start: str | None = None, say: Say = lam
         what was done about each stage.
     Raises:
         StageFailed: a stage ended with another exit code than 0; those after it were not run.
+        Stopped: a signal ended it.
         ConfigError, RunFolderError: something is to be put right; or another process runs this pipeline.
     """
     with writing(pipeline.folder):
@@ -138,7 +163,7 @@ def run_pipeline(pipeline: Pipeline, *, start: str | None = None, say: Say = lam
     lock = FolderLock.take(pipeline.folder / LOCK_FILE)
     try:
         state = State(pipeline.folder, pipeline.name)
-        check_inputs(pipeline, state)
+        check_inputs(pipeline)
         done = []
         count = len(pipeline.stages)
         for number, (stage, decision) in enumerate(decide(pipeline, state, start=start), start=1):
@@ -159,19 +184,25 @@ def _run(stage: Stage, decision: Decision, state: State, base: Path) -> None:
         before = None
         _set_aside(stage.folder)
     spent = before.seconds if before is not None else 0.0
-    record = Record("running", made_from(stage, state.digests), {}, decision.reason, spent)
+    reason = before.reason if before is not None else decision.reason
+    record = Record("running", made_from(stage, state.digests, base), {}, reason, spent)
     state.put(stage.name, record)
     begun = time.monotonic()
-    code = _process(_command(stage), base, {"SUREFOOT_STAGE_DIR": str(stage.folder)})
+    code, received = _process(_command(stage), base, {"SUREFOOT_STAGE_DIR": str(stage.folder)})
     spent += time.monotonic() - begun
+    if code != 0 and received is not None:
+        state.put(stage.name, Record("running", record.made_from, {}, reason, spent))
+        raise Stopped(received, stage.name)
     if code != 0:
         failed = stage.entry.kind == "eval-reward-model" and code == 1
-        state.put(stage.name, Record("failed" if failed else "running", record.made_from, {}, decision.reason, spent))
+        state.put(stage.name, Record("failed" if failed else "running", record.made_from, {}, reason, spent))
         raise StageFailed(stage.name, code, hint=_after_failure(stage, code))
     state.put(
         stage.name,
-        Record("finished", record.made_from, outputs_of(stage, state.digests), decision.reason, spent),
+        Record("finished", record.made_from, outputs_of(stage, state.digests), reason, spent),
     )
+    if received is not None:  # it came to its end all the same
+        raise Stopped(received, stage.name)
 
 
 def _after_failure(stage: Stage, code: int) -> str:
@@ -182,7 +213,7 @@ def _after_failure(stage: Stage, code: int) -> str:
 
 def _command(stage: Stage) -> list[str]:
     """The process of a stage; its config is written into the pipeline's folder."""
-    entry, python = stage.entry, [sys.executable, "-c", MAIN]
+    entry, python = stage.entry, [*PYTHON, MAIN]
     if entry.kind == "command":
         stage.folder.mkdir(parents=True, exist_ok=True)
         return [sys.executable if entry.run[0] == "python" else entry.run[0], *entry.run[1:]]
@@ -225,8 +256,12 @@ def _wait_for_other(stage: Stage) -> None:
         time.sleep(0.2)
 
 
-def _process(command: Sequence[str], folder: Path, more: Mapping[str, str]) -> int:
-    """Run a process to its end; SIGINT and SIGTERM are handed on to it. Returns its exit code."""
+def _process(command: Sequence[str], folder: Path, more: Mapping[str, str]) -> tuple[int, signal.Signals | None]:
+    """Run a process to its end; signals that end programs are handed on to it and what it has started.
+
+    Returns:
+        its exit code, and the first signal that was handed on.
+    """
     environment = {**os.environ, **more}
     if shutil.which(command[0]) is None:
         raise ConfigError("a stage's command cannot be started: there is no such program", got=command[0])
@@ -241,20 +276,25 @@ def _process(command: Sequence[str], folder: Path, more: Mapping[str, str]) -> i
         )
     except OSError as error:
         raise ConfigError("a stage's command cannot be started", got=f"{command[0]} ({error.strerror})") from None
-    with _handing_on(process):
+    with _handing_on(process) as received:
         code = process.wait()
-    return 128 - code if code < 0 else code
+    return 128 - code if code < 0 else code, received[0] if received else None
 
 
 @contextmanager
-def _handing_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    def hand_on(number: int, frame: FrameType | None) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(number)
+def _handing_on(process: subprocess.Popen[bytes]) -> Iterator[list[signal.Signals]]:
+    received: list[signal.Signals] = []
 
-    before: dict[int, Any] = {number: signal.signal(number, hand_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    def hand_on(number: int, frame: FrameType | None) -> None:
+        received.append(signal.Signals(number))
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+
+    # What is ignored stays ignored, as the hang-up under nohup.
+    wanted = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
+    before: dict[int, Any] = {number: signal.signal(number, hand_on) for number in wanted}
     try:
-        yield
+        yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -262,4 +302,4 @@ def _handing_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 def _launcher() -> list[str]:
     """On Linux a stage whose pipeline is killed gets SIGTERM: it saves its checkpoint and ends."""
-    return [sys.executable, "-c", LAUNCHER] if sys.platform == "linux" else []
+    return [*PYTHON, LAUNCHER] if sys.platform == "linux" else []

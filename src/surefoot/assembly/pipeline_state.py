@@ -6,18 +6,25 @@ whose outputs are untouched, is not run again.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
+import json
 import os
+import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from surefoot import __version__
-from surefoot.config.pipeline import RUNS, Stage, places_of
+from surefoot.config.pipeline import Stage, places_of
+from surefoot.config.pipeline_kinds import LEAVES, RUNS
 from surefoot.errors import ConfigError, RunFolderError
 from surefoot.training.durable import digest_file, json_bytes, parse_json, write_file, writing
+from surefoot.training.lineage import NUMERIC_PACKAGES, describe_function
 
+MODEL_CONFIGS: Final = ("config.json", "adapter_config.json")
 STATE_FILE: Final = "pipeline.json"
 DIGESTS_FILE: Final = "digests.json"
 FORMAT: Final = 1
@@ -33,7 +40,7 @@ class Record:
 
     Attributes:
         status: how it stands; ``running`` is also what a kill leaves.
-        made_from: every key of its config, every input with its sha256, and the version: see :func:`made_from`.
+        made_from: every key of its config, every input with its sha256, and the versions: see :func:`made_from`.
         outputs: path in its folder to sha256; of a finished one.
         reason: why it was run.
         seconds: it took, all its processes together.
@@ -80,7 +87,7 @@ class State:
 
 
 class Digests:
-    """sha256 of files and folders, read again only where size, time or inode changed.
+    """sha256 of files and folders, read again only where size, a time or inode changed.
 
     Args:
         file: where they are kept.
@@ -97,50 +104,93 @@ class Digests:
                 self._known = {}
 
     def of(self, path: Path) -> str | None:
-        """sha256 of a file's bytes, or of names and digests of all files in a folder; None without either."""
+        """sha256 of a file's bytes, or of names and digests of a folder's files; None without either.
+
+        Hidden files do not count, nor does the card of a model.
+        """
         if path.is_file():
             return self._of_file(path)
         if not path.is_dir():
             return None
-        files = sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
+        card = path / "README.md" if any((path / name).is_file() for name in MODEL_CONFIGS) else None
+        files = sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith(".") and p != card)
         listing = "".join(f"{self._of_file(p)}  {p.relative_to(path).as_posix()}\n" for p in files)
         return hashlib.sha256(listing.encode()).hexdigest()
 
     def _of_file(self, path: Path) -> str:
         stat = path.stat()
-        mark = [stat.st_size, stat.st_mtime_ns, stat.st_ino]
+        # The time of the last change of any kind cannot be set back, as the time of the content can (cp -p).
+        mark = [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
         known = self._known.get(os.fspath(path))
-        if known is None or known[:3] != mark:
+        if known is None or known[:-1] != mark:
             known = self._known[os.fspath(path)] = [*mark, digest_file(path)]
-        return str(known[3])
+        return str(known[-1])
 
     def save(self) -> None:
         """Keep them."""
         write_file(self._file, json_bytes(self._known))
 
 
-def made_from(stage: Stage, digests: Digests) -> dict[str, Any]:
-    """What decides what a stage makes, flat: ``config.KEY``, ``input.KEY`` (sha256, or a hub id's name), ``surefoot``.
+@functools.cache
+def versions() -> Mapping[str, str]:
+    """Python and the packages that compute, Surefoot among them."""
+    found = {"version.python": platform.python_version()}
+    for name in NUMERIC_PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[f"version.{name}"] = metadata.version(name)
+    return found
 
+
+def places_in(stage: Stage) -> list[tuple[str, str, str]]:
+    """Key, path and kind of what a stage reads, the base of an adapter included."""
+    if stage.config is not None:
+        found = list(places_of(stage.config))
+    else:
+        entry = stage.entry
+        found = [(f"inputs.{number}", place, "") for number, place in enumerate(entry.inputs)]
+        found += [(key, place, "model") for key in ("model", "pairs") if (place := getattr(entry, key))]
+    return [*found, *((f"{key} base", base, kind) for key, place, kind in found if (base := _base_of(place)))]
+
+
+def _base_of(place: str) -> str | None:
+    """The base model of an adapter's folder, as the loader finds it."""
+    file = Path(place) / MODEL_CONFIGS[1]
+    try:
+        base = json.loads(file.read_bytes()).get("base_model_name_or_path") if file.is_file() else None
+    except (ValueError, AttributeError):
+        return None  # the loader will say so
+    if not isinstance(base, str):
+        return None
+    return str(beside) if (beside := (file.parent / base).resolve()).is_dir() else base
+
+
+def made_from(stage: Stage, digests: Digests, base: Path) -> dict[str, Any]:
+    """What decides what a stage makes, flat: ``config.KEY``, ``input.KEY`` (sha256, or a hub id's name), ``version``.
+
+    Args:
+        stage: which.
+        digests: of files.
+        base: the folder that its process runs in, where modules are looked for.
     Raises:
         ConfigError: an input is not there.
     """
-    found: dict[str, Any] = {"kind": stage.entry.kind, "surefoot": __version__}
+    found: dict[str, Any] = {"kind": stage.entry.kind, **versions()}
+    places = places_in(stage)
     if stage.config is not None:
-        places = list(places_of(stage.config))
         paths = {place for _, place, _ in places}
         for key, value in _flat(stage.config.model_dump(mode="json")).items():
             if not any(key == k or key.startswith(f"{k}.") for k in WITHOUT_EFFECT):
                 # A file that lies elsewhere is the same input; a function's name stays.
                 found[f"config.{key}"] = _unplaced(value, paths)
     else:
-        entry = stage.entry
-        places = [(f"inputs.{number}", place, "") for number, place in enumerate(entry.inputs)]
-        places += [(key, place, "") for key in ("model", "pairs") if (place := getattr(entry, key))]
         for key in ("settings", "run", "outputs"):
-            found[f"config.{key}"] = list(getattr(entry, key))
-    for key, place, _ in places:
+            found[f"config.{key}"] = list(getattr(stage.entry, key))
+    for key, place, kind in places:
         path = Path(place)
+        if kind == "module":
+            with contextlib.chdir(base):
+                found[f"input.{key}"] = describe_function(f"{place}:")["sha256"] or place
+            continue
         digest = digests.of(path)
         if digest is None and (path.is_absolute() or stage.entry.kind == "command"):
             raise ConfigError(f"stage {stage.name}: {key} is not there", got=place, hint="correct the path")
@@ -154,10 +204,7 @@ def outputs_of(stage: Stage, digests: Digests) -> dict[str, str]:
     Raises:
         RunFolderError: something is missing.
     """
-    kinds = {"sample": ["tasks.jsonl"], "eval-reward-model": ["report.json"], "command": stage.entry.outputs}
-    if stage.entry.kind == "sample" and stage.config is not None:
-        kinds["sample"] = [Path(stage.config.sample.file).name]
-    names = ["model"] if stage.entry.kind in RUNS else kinds[stage.entry.kind]
+    names = ["model"] if stage.entry.kind in RUNS else LEAVES.get(stage.entry.kind, stage.entry.outputs)
     found = {name: digests.of(stage.folder / name) for name in names}
     missing = [name for name, digest in found.items() if digest is None]
     if missing:

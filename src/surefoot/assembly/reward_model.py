@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from surefoot.assembly.models import batch_plan, choose_device
+from surefoot.assembly.models import batch_plan, choose_device, lora_of_config
 from surefoot.assembly.reward_findings import calibration_of, near_chance, shared
 from surefoot.assembly.stage import Stage, describe_model, pace, run_stage, stage_run, token_limit
 from surefoot.assembly.stage_cards import reward_model_card
@@ -18,7 +18,6 @@ from surefoot.data.pair_tokens import EncodedPairs, encode_pairs
 from surefoot.data.preferences import Pair, PairSet, read_preferences
 from surefoot.models.load import context_length, load_model_config
 from surefoot.models.lora import base_of_adapter, is_adapter
-from surefoot.models.policy import Lora
 from surefoot.models.reward_model import cut_beginning, encode_item
 from surefoot.models.save_score_model import save_score_model
 from surefoot.models.score_model import ScoreModel, load_score_model
@@ -128,15 +127,14 @@ def read_preference_inputs(config: Config) -> PreferenceInputs:
 
 def build_score_model(config: Config, inputs: PreferenceInputs) -> ScoreModel:
     """The trunk with its heads."""
-    section, lora = config.reward_model, config.model.lora
     vocabulary = inputs.codec.check_vocabulary(int(inputs.model_config.get_text_config().vocab_size))
     return load_score_model(
         inputs.start,
-        heads=section.heads,
+        heads=config.reward_model.heads,
         seed=derive_seed(config.run.seed, "init", index=2),
         dtype=config.model.dtype,
         device=str(choose_device(config.run.device)),
-        lora=None if lora is None else Lora(lora.rank, lora.alpha, lora.targets),
+        lora=lora_of_config(config),
         plan=batch_plan(config),
         trust_remote_code=config.model.trust_remote_code,
         gradient_checkpointing=config.model.gradient_checkpointing,

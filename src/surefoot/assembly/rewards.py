@@ -6,11 +6,9 @@ import hashlib
 from pathlib import Path
 from typing import Any, Final
 
-from surefoot.assembly.models import choose_device
+from surefoot.assembly.models import build_reward_model, choose_device
 from surefoot.assembly.services import remote_reward
 from surefoot.config import Config, RewardTerm
-from surefoot.evals.gate import check_report
-from surefoot.models.reward_model import Ensemble, RewardModel
 from surefoot.models.tokenizer import TextCodec
 from surefoot.rewards import (
     CheckReward,
@@ -58,16 +56,7 @@ def _standing(term: RewardTerm) -> Standing:
 
 def _term(config: Config, term: RewardTerm, codec: TextCodec | None) -> Term:
     if term.kind == "model":
-        model = RewardModel(
-            term.place,
-            dtype=config.model.dtype,
-            device=str(choose_device(config.run.device)),
-            batch_tokens=config.batch.tokens,
-            trust_remote_code=config.model.trust_remote_code,
-            ensemble=Ensemble(term.ensemble, term.ensemble_c),
-        )
-        if term.report is not None:
-            check_report(Path(term.report), model=term.place, digest=model.digest)
+        model = build_reward_model(config, term.place, choose_device(config.run.device), term)
         return ModelReward(term.name, model)
     if term.kind == "remote":
         return remote_reward(term)

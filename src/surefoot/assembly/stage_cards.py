@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import surefoot
+from surefoot.assembly.card import quantised_note
 from surefoot.config import Config
 from surefoot.training.durable import read_records
 from surefoot.training.run_folder import RunFolder
@@ -40,6 +41,7 @@ def sft_card(config: Config, folder: RunFolder, step: int, counts: Mapping[str, 
             for r in evaluations
         ]
         lines += [""]
+    lines += quantised_note(config)
     lines += ["A low loss says that it imitates well, not that its answers are good. Evaluate it before use.", ""]
     return "\n".join(lines)
 

@@ -7,8 +7,11 @@ from typing import Annotated
 
 import typer
 
-EXITS = "Exit codes: 0 done; 2 something to put right, nothing was written."
-AUDIT_EXITS = "Exit codes: 0 no error (there may be warnings); 1 a finding of severity error; 2 something to put right."
+EXITS = "Exit codes: 0 done; 2 something to put right, nothing was written; 130 Ctrl-C."
+AUDIT_EXITS = (
+    "Exit codes: 0 no error (there may be warnings); 1 a finding of severity error; 2 something to put right; "
+    "130 Ctrl-C."
+)
 
 data_app = typer.Typer(no_args_is_help=True, help="Data cards, audit, versions.", epilog=EXITS)
 

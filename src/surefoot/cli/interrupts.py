@@ -9,8 +9,13 @@ from types import FrameType, TracebackType
 
 STOPPED_EXIT = 130
 NOTHING = "stopped at once; nothing was written"
+BEGUN = "stopped at once; run the same command again, with --resume if the run folder is there by now"
 LEFT = {
-    "train": "stopped at once; run the same command again, with --resume if the run folder is there by now",
+    "train": BEGUN,
+    "sft": BEGUN,
+    "reward-model": BEGUN,
+    "pipeline": "stopped at once; the same command goes on from there",
+    "eval": "stopped at once; scores so far are kept, and the same command goes on from there",
     "quickstart": "stopped at once; the same command goes on from there",
 }
 """What is left by commands that write; a run that has begun knows it better (:mod:`surefoot.cli.train`)."""

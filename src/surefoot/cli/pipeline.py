@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from surefoot.assembly.pipeline import Decision, StageFailed, check_inputs, decide, run_pipeline
+from surefoot.assembly.pipeline import Decision, StageFailed, Stopped, check_inputs, decide, run_pipeline
 from surefoot.assembly.pipeline_state import State
 from surefoot.cli.table import aligned
 from surefoot.config.pipeline import Pipeline, load_pipeline
@@ -32,6 +32,9 @@ def run_pipeline_file(file: Path, overrides: Sequence[str], *, start: str | None
     except StageFailed as error:
         sys.stderr.write(f"error: {error.what}\nhint: {error.hint}\n")
         return error.code
+    except Stopped as error:
+        sys.stderr.write(f"{error.what}\n")
+        return error.code
     return _print(done, pipeline, as_json=as_json)
 
 
@@ -43,7 +46,7 @@ def _say(text: str) -> None:
 def planned(pipeline: Pipeline, start: str | None) -> list[Decision]:
     """What would be done about each stage, as far as can be known before the stages in front of it have run."""
     state = State(pipeline.folder, pipeline.name)
-    check_inputs(pipeline, state)
+    check_inputs(pipeline)
     found: list[Decision] = []
     running: set[str] = set()
     for stage, known in decide(pipeline, state, start=start):

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from surefoot.cli.stage import check_count, finish, print_rows, refuse_early, warn_of_idle
+from surefoot.cli.stage import check_count, print_rows, warn_of_idle
+from surefoot.cli.train import finish, refuse_early
 from surefoot.config import load_config, require
+
+if TYPE_CHECKING:
+    from surefoot.training.trainer import RunResult
 
 
 def run_sft(config: Path, overrides: Sequence[str], *, resume: bool, show: int | None, as_json: bool) -> int:
@@ -24,10 +28,13 @@ def run_sft(config: Path, overrides: Sequence[str], *, resume: bool, show: int |
         return print_rows(shown_demonstrations(read_sft_inputs(cfg), show), as_json=as_json)
     refuse_early(cfg, sources, resume=resume)
     warn_of_idle(cfg)
-    # Importing torch and transformers takes seconds; a mistake in the config has been found by now.
-    from surefoot.assembly.sft import sft
 
-    return finish(lambda: sft(cfg, resume=resume), cfg, line=_line, as_json=as_json)
+    def run() -> RunResult:
+        from surefoot.assembly.sft import sft
+
+        return sft(cfg, resume=resume)
+
+    return finish(run, cfg, line=_line, as_json=as_json)
 
 
 def _line(record: Mapping[str, Any]) -> str:

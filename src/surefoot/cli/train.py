@@ -1,4 +1,4 @@
-"""``surefoot train``."""
+"""``surefoot train``, and what every command that makes a run has in common: refusals, Ctrl-C, the end in words."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from surefoot.cli.interrupts import Stopped
 from surefoot.config import Config, ineffective, load_config, require
 from surefoot.data.formats import raw_rows
+from surefoot.training.durable import plain
 from surefoot.training.run_folder import in_the_way
+
+if TYPE_CHECKING:
+    from surefoot.training.trainer import RunResult
 
 logger = logging.getLogger("surefoot")
 
@@ -28,16 +32,57 @@ def run_train(config: Path, overrides: Sequence[str], *, resume: bool, as_json: 
     """
     cfg = load_config(config, overrides)
     require(cfg, "train")
-    refuse_early(cfg, resume=resume)
+    refuse_early(cfg, (cfg.data.prompts, cfg.evaluate.prompts), resume=resume)
     for sentence in ineffective(cfg):
         logger.warning("%s", sentence)
-    try:
-        # Importing torch and transformers takes seconds; a mistake in the config has been found by now.
+
+    def run() -> RunResult:
         from surefoot.assembly.train import train
 
-        result = train(cfg, resume=resume)
+        return train(cfg, resume=resume)
+
+    return finish(run, cfg, line=_line, as_json=as_json)
+
+
+def _line(record: Mapping[str, Any]) -> str:
+    mean, low, high = (record[f"evaluate/score_{name}"] for name in ("mean", "low", "high"))
+    if mean is None:
+        return "no valid score"
+    return f"score {mean:.4f}" + ("" if low is None else f", 95 % interval {low:.4f} to {high:.4f}")
+
+
+def refuse_early(cfg: Config, sources: Sequence[str | None], *, resume: bool) -> None:
+    """What can be found without torch: a run folder in the way, data files that do not exist.
+
+    Raises:
+        RunFolderError, DataError: saying which.
+    """
+    folder = run_folder(cfg)
+    if not resume and os.path.lexists(folder):
+        raise in_the_way(folder)
+    for source in sources:
+        if source is not None:
+            raw_rows(source)
+
+
+def finish(
+    run: Callable[[], RunResult], cfg: Config, *, line: Callable[[Mapping[str, Any]], str], as_json: bool
+) -> int:
+    """Make a run and print where everything lies. Returns the exit code.
+
+    Args:
+        run: imports what it needs: torch and transformers take seconds, and by now mistakes in the config were found.
+        cfg: its config.
+        line: from a record of ``evaluations.jsonl`` to a line for people.
+        as_json: print JSON.
+    Raises:
+        Stopped: by Ctrl-C, without a checkpoint of the last step.
+    """
+    try:
+        result = run()
     except KeyboardInterrupt:
         raise Stopped(stopped_at_once(run_folder(cfg))) from None
+    finished = str(result.status) == "FINISHED"
     summary = {
         "run": str(result.folder),
         "status": str(result.status),
@@ -47,24 +92,10 @@ def run_train(config: Path, overrides: Sequence[str], *, resume: bool, as_json: 
             {key: value for key, value in record.items() if key != "settings"} for record in result.evaluations
         ],
         # A run that was stopped may have the model of an earlier, shorter one.
-        "model": str(result.folder / "model") if str(result.status) == "FINISHED" else None,
+        "model": str(result.folder / "model") if finished else None,
     }
-    sys.stdout.write(json.dumps(summary) + "\n" if as_json else describe(summary))
-    return next((code for name, code in SIGNAL_EXITS.items() if name in result.reason and summary["model"] is None), 0)
-
-
-def refuse_early(cfg: Config, *, resume: bool) -> None:
-    """What can be found without torch: a run folder in the way, prompt files that do not exist.
-
-    Raises:
-        RunFolderError, DataError: saying which.
-    """
-    folder = run_folder(cfg)
-    if not resume and os.path.lexists(folder):
-        raise in_the_way(folder)
-    for source in (cfg.data.prompts, cfg.evaluate.prompts):
-        if source is not None:
-            raw_rows(source)
+    sys.stdout.write(json.dumps(plain(summary)) + "\n" if as_json else describe(summary, line))
+    return 0 if finished else next((code for name, code in SIGNAL_EXITS.items() if name in result.reason), 0)
 
 
 def run_folder(cfg: Config) -> Path:
@@ -82,17 +113,14 @@ def stopped_at_once(folder: Path) -> str:
     return "stopped at once, before anything was written: run the same command again"
 
 
-def describe(summary: Mapping[str, Any]) -> str:
+def describe(summary: Mapping[str, Any], line: Callable[[Mapping[str, Any]], str]) -> str:
     """The end of a run in a few lines."""
     lines = [f"{summary['status'].lower()} after step {summary['step']}: {summary['reason']}"]
-    for record in summary["evaluations"]:
-        mean, low, high = (record[f"evaluate/score_{name}"] for name in ("mean", "low", "high"))
-        interval = "" if low is None else f", 95 % interval {low:.4f} to {high:.4f}"
-        if mean is not None:
-            lines.append(f"held-out score after step {record['step']}: {mean:.4f}{interval}")
+    lines += [f"held out, after step {record['step']}: {line(record)}" for record in summary["evaluations"]]
     lines.append(f"run folder: {summary['run']}")
-    if summary["model"]:
-        lines.append(f"model: {summary['model']}")
-    else:
-        lines.append("no model yet: run the same command with --resume to go on")
+    lines.append(
+        f"model: {summary['model']}"
+        if summary["model"]
+        else "no model yet: run the same command with --resume to go on"
+    )
     return "\n".join(lines) + "\n"

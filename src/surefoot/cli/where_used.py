@@ -14,6 +14,7 @@ from surefoot.cli.run_summary import run_folders
 from surefoot.cli.table import aligned
 from surefoot.data.catalogue import Version, find_versions
 from surefoot.errors import SurefootError
+from surefoot.models.weight_files import digest_weights
 from surefoot.training.lineage import digest_folder, read_lineage
 
 logger = logging.getLogger("surefoot")
@@ -75,7 +76,7 @@ def where_used(versions: Iterable[Version], folders: Sequence[Path]) -> list[Use
             found[run.path] = uses
     fresh = [run for run in runs if run.path in found]
     while fresh:
-        made = {run.path: _model_digest(run) for run in fresh}
+        made = {run.path: _model_digests(run) for run in fresh}
         fresh = []
         for run in runs:
             if run.path in found:
@@ -108,18 +109,20 @@ def _of_data(place: Mapping[str, Any]) -> set[str]:
     return {str(d) for d in (place.get("sha256"), *(files.values() if isinstance(files, dict) else ())) if d}
 
 
-def _model_digest(run: _Run) -> str | None:
+def _model_digests(run: _Run) -> Mapping[str, str]:
+    """The digest that a run's model goes by as an input of a kind: in a folder, or behind an address."""
     try:
-        return None if run.model is None else str(digest_folder(run.model)["sha256"])
+        if run.model is None:
+            return {}
+        return {"model": str(digest_folder(run.model)["sha256"]), "service": digest_weights(run.model)}
     except (SurefootError, OSError):
-        return None
+        return {}
 
 
-def _maker(place: Mapping[str, Any], made: Mapping[Path, str | None]) -> list[str]:
-    """The run whose model an input is: by its place, or by its digest when it was moved."""
-    if place.get("kind") != "model":
-        return []
+def _maker(place: Mapping[str, Any], made: Mapping[Path, Mapping[str, str]]) -> list[str]:
+    """The run whose model an input is: by its place, or by its digest when it was moved or is served."""
+    kind, digest = str(place.get("kind")), place.get("sha256")
     path = Path(str(place.get("path")))
-    inside = [run for run in made if path.is_absolute() and path.resolve().is_relative_to(run)]
-    same = [run for run, digest in made.items() if digest is not None and digest == place.get("sha256")]
+    inside = [run for run in made if kind == "model" and path.is_absolute() and path.resolve().is_relative_to(run)]
+    same = [run for run, digests in made.items() if digest is not None and digests.get(kind) == digest]
     return [f"the model of {run.name}" for run in dict.fromkeys((*inside, *same))][:1]

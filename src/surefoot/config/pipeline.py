@@ -13,15 +13,15 @@ from typing import Any, Final, Literal
 
 from pydantic import Field, ValidationError, field_validator
 
+from surefoot.config.composites import with_composite
 from surefoot.config.load import apply_override, build_config, read_tree
 from surefoot.config.paths import resolve_paths
+from surefoot.config.pipeline_kinds import LEAVES, UNREAD, read_by
 from surefoot.config.sections import Section
 from surefoot.config.tree import Config, require
 from surefoot.errors import ConfigError
 
 Kind = Literal["sft", "reward-model", "train", "sample", "eval-reward-model", "command"]
-RUNS: Final = ("sft", "reward-model", "train")
-"""Kinds that make a run folder."""
 REFERENCE: Final = "stage:"
 NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9_-]*$"
 
@@ -150,8 +150,16 @@ def load_pipeline(path: str | Path, overrides: Sequence[str] = ()) -> Pipeline:
                 "no stage has this name", got=override, allowed=", ".join(names), hint=nearest_of(stage, names)
             )
         by_stage[stage].append(rest)
+    leaves = {entry.name: LEAVES.get(entry.kind) or tuple(entry.outputs) for entry in found.stages}
     stages = tuple(
-        _stage(entry, found, file.resolve().parent, folder, names[:number], by_stage[entry.name])
+        _stage(
+            entry,
+            found,
+            file.resolve().parent,
+            folder,
+            {name: leaves[name] for name in names[:number]},
+            by_stage[entry.name],
+        )
         for number, entry in enumerate(found.stages)
     )
     return Pipeline(found.pipeline.name, file.resolve(), folder, stages)
@@ -178,7 +186,12 @@ def nearest_of(name: str, known: Sequence[str]) -> str | None:
 
 
 def _stage(
-    entry: StageEntry, found: PipelineFile, base: Path, folder: Path, earlier: Sequence[str], overrides: Sequence[str]
+    entry: StageEntry,
+    found: PipelineFile,
+    base: Path,
+    folder: Path,
+    earlier: Mapping[str, Sequence[str]],
+    overrides: Sequence[str],
 ) -> Stage:
     taken: set[str] = set()
 
@@ -196,19 +209,22 @@ def _stage(
             "model": own.model and str(_place(base, own.model)),
         }
         return Stage(own.model_copy(update=placed), folder / own.name, None, frozenset(taken))
-    file = base / (own.config or "")
-    tree = _merged(found.defaults, read_tree(file) if own.config else {})
+    beside = _beside(base / own.config, replaced) if own.config else {}
+    tree = read_by(own.kind, _merged(found.defaults, beside))
     for key, value in own.set.items():
         _set(tree, key, value, own.name)
     for override in overrides:
         apply_override(tree, override)
     tree = _mapped(tree, replaced)
+    for key in (*own.set, *overrides):
+        if (section := key.partition("=")[0].partition(".")[0].strip()) in UNREAD[own.kind]:
+            raise ConfigError(f"stage {own.name}: {own.kind} does not read the section {section}", got=key)
     tree.setdefault("run", {})
     if isinstance(tree["run"], dict):
         tree["run"] |= {"name": own.name, "dir": str(folder)}
-    config = resolve_paths(build_config(tree, origin=f"stage {own.name}"), file.parent if own.config else base)
+    config = resolve_paths(build_config(tree, origin=f"stage {own.name}"), base)
     if own.kind == "sample":
-        out = folder / own.name / Path(config.sample.file).name
+        out = folder / own.name / LEAVES["sample"][0]
         config = config.model_copy(update={"sample": config.sample.model_copy(update={"file": str(out)})})
     try:
         require(config, own.kind)  # type: ignore[arg-type]  # the kinds with a config are commands
@@ -217,6 +233,25 @@ def _stage(
             f"stage {own.name}: {error.what}", got=error.got, allowed=error.allowed, hint=error.hint
         ) from None
     return Stage(own, folder / own.name, config, frozenset(taken))
+
+
+def _beside(file: Path, replaced: Callable[[str], str]) -> dict[str, Any]:
+    """A stage's config file, with the paths that are found beside it absolute, as for its command alone."""
+    tree: dict[str, Any] = _mapped(read_tree(file), replaced)
+    if isinstance(tree.get("reward"), dict):
+        tree["reward"] = with_composite(tree["reward"])
+    config = build_config(tree, origin=str(file))
+    before, after = config.model_dump(mode="json"), resolve_paths(config, file.resolve().parent).model_dump(mode="json")
+    return {key: _placed(value, before.get(key), after.get(key)) for key, value in tree.items()}
+
+
+def _placed(value: Any, before: Any, after: Any) -> Any:
+    """A tree with what differs between two others."""
+    if isinstance(value, Mapping) and isinstance(before, Mapping):
+        return {key: _placed(one, before.get(key), after.get(key)) for key, one in value.items()}
+    if isinstance(value, list) and isinstance(before, list) and len(value) == len(before):
+        return [_placed(*three) for three in zip(value, before, after, strict=True)]
+    return after if isinstance(value, str) and before != after else value
 
 
 def _fits(entry: StageEntry) -> None:
@@ -237,7 +272,7 @@ def _fits(entry: StageEntry) -> None:
         raise ConfigError(f"stage {entry.name} of kind {entry.kind} needs {', '.join(missing)}", hint="add them")
 
 
-def _replaced(text: str, own: str, folder: Path, earlier: Sequence[str], taken: set[str]) -> str:
+def _replaced(text: str, own: str, folder: Path, earlier: Mapping[str, Sequence[str]], taken: set[str]) -> str:
     """A reference as the path it stands for; other texts as they are."""
     file, colon, function = text.rpartition(":")
     if file.startswith(REFERENCE) and colon:  # stage:NAME/reward.py:function
@@ -250,10 +285,18 @@ def _replaced(text: str, own: str, folder: Path, earlier: Sequence[str], taken: 
             f"stage {own} takes something from a stage that does not come before it",
             got=text,
             allowed=", ".join(earlier) or "nothing: it is the first",
-            hint=nearest_of(name, earlier),
+            hint=nearest_of(name, list(earlier)),
         )
     if ".." in Path(rest).parts:
         raise ConfigError("a reference stays inside the stage's folder", got=text, hint="leave .. out")
+    leaves = earlier.get(name, ())
+    if name != own and rest and not any(Path(rest).is_relative_to(one) for one in leaves):
+        raise ConfigError(
+            f"stage {own} takes what {name} does not leave",
+            got=text,
+            allowed=", ".join(f"{REFERENCE}{name}/{one}" for one in leaves),
+            hint=nearest_of(rest, leaves),
+        )
     if name != own:
         taken.add(name)
     return str(folder / name / rest)
@@ -309,6 +352,7 @@ def places_of(config: Config) -> Iterator[tuple[str, str, str]]:
     found: list[tuple[str, str | None, str]] = [
         ("model.policy", config.model.policy, "model"),
         ("model.reference", config.model.reference, "model"),
+        ("model.chat_template", _template_file(config), "code"),
         ("data.prompts", config.data.prompts, "data"),
         ("evaluate.prompts", config.evaluate.prompts, "data"),
         ("sft.data", config.sft.data, "data"),
@@ -325,9 +369,16 @@ def places_of(config: Config) -> Iterator[tuple[str, str, str]]:
     for term in config.reward.terms:
         key = f"reward.{term.name}"
         if term.kind == "function":
-            found.append((key, term.place.rpartition(":")[0], "code"))
+            place = term.place.rpartition(":")[0]
+            found.append((key, place, "code" if place.endswith(".py") else "module"))
         elif term.kind in ("model", "human"):
             found.append((key, term.place, "model" if term.kind == "model" else "data"))
         found.append((f"{key}.report", term.report, "report"))
         found += [(f"{key}.{k}", v, "code") for k, v in term.options.items() if k.endswith("_file")]
     yield from ((key, place, kind) for key, place, kind in found if place)
+
+
+def _template_file(config: Config) -> str | None:
+    """The chat template where it is a file, not its text."""
+    value = config.model.chat_template
+    return value if value is not None and "\n" not in value and Path(value).is_absolute() else None

@@ -110,6 +110,8 @@ def require(config: Config, command: Command) -> None:
             f"{command} needs {len(missing)} more key(s): " + ", ".join(missing), hint="add them to the config"
         )
     _refuse_absent_features(config)
+    if command in ("train", "sft"):
+        _refuse_nothing_to_train(config)
     if command == "train":
         _refuse_transformed_sampling(config)
         _check_combinations(config)
@@ -128,7 +130,22 @@ def _missing_alternatives(config: Config, command: Command) -> list[str]:
     return []
 
 
+def _refuse_nothing_to_train(config: Config) -> None:
+    if config.model.quantize is not None and config.model.lora is None:
+        raise ConfigError(
+            "quantised weights are frozen, and without adapters there is nothing else to train",
+            got=f"model.quantize={config.model.quantize}",
+            hint="add model.lora (rank: 16, for instance), or remove model.quantize",
+        )
+
+
 def _check_stage(config: Config, section: StageSection, name: str) -> None:
+    if name == "reward_model" and config.model.quantize is not None:
+        raise ConfigError(
+            "a reward model is trained on whole weights",
+            got=f"model.quantize={config.model.quantize}",
+            hint="remove model.quantize; model.lora saves memory too",
+        )
     if config.stop.patience and not (section.held_out or section.held_out_share):
         raise ConfigError(
             "stop.patience looks at the held-out loss, and there are no held-out rows",
@@ -164,12 +181,6 @@ def _refuse_transformed_sampling(config: Config) -> None:
 
 
 def _check_combinations(config: Config) -> None:
-    if config.model.quantize is not None and config.model.lora is None:
-        raise ConfigError(
-            "quantised weights are frozen, and without adapters there is nothing else to train",
-            got=f"model.quantize={config.model.quantize}",
-            hint="add model.lora (rank: 16, for instance), or remove model.quantize",
-        )
     names = [term.name for term in config.reward.terms]
     if len(set(names)) != len(names):
         raise ConfigError("two reward terms have the same name", got=names, hint="give each term its own name")

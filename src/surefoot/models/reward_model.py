@@ -30,6 +30,7 @@ from surefoot.models.messages import Messages
 from surefoot.models.packing import LaidRows, groups_within, pack, pad
 from surefoot.models.probe import library_attention, probe
 from surefoot.models.tokenizer import TextCodec, load_codec
+from surefoot.models.weight_files import HEADS_FILE, digest_weights
 from surefoot.records import IntArray
 
 logger = logging.getLogger("surefoot")
@@ -38,8 +39,6 @@ PROBE_TOKENS = 12
 HINT = "the target of a reward term of kind model must be a reward model: sequence classification with one label"
 CALIBRATION_FILE: Final = "surefoot_reward.json"
 """What is known of a reward model's scores, beside its weights."""
-HEADS_FILE: Final = "ensemble/heads.safetensors"
-"""The heads whose mean the score layer is: ``weight`` ``[k, H]``, and ``bias`` ``[k]`` if there is one."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ class RewardModel:
         self.ensemble = ensemble or Ensemble()
         file = Path(self.folder) / CALIBRATION_FILE
         self.calibration: Mapping[str, Any] | None = read_json(file) if file.is_file() else None
-        self.digest = _digest_files(Path(self.folder))
+        self.digest = digest_weights(Path(self.folder))
         self.codec = load_codec(folder, trust_remote_code=trust_remote_code)
         self.truncated = 0
         self._model = model.to(device).eval().requires_grad_(False)
@@ -130,6 +129,13 @@ class RewardModel:
     def has_chat_template(self) -> bool:
         """Whether conversations can be scored."""
         return self.codec.has_chat_template
+
+    @property
+    def scoring_digest(self) -> str:
+        """sha256 of all that its scores depend on: ``digest``, and with it how heads are read if not by their mean."""
+        if self.ensemble.how == "mean":
+            return self.digest
+        return hashlib.sha256(f"{self.digest} {self.ensemble}".encode()).hexdigest()
 
     @property
     def trunk(self) -> nn.Module:
@@ -350,13 +356,3 @@ def _local_folder(folder: str) -> str:
         return folder
     found = cached_file(folder, "config.json")
     return str(Path(found).parent) if found else folder
-
-
-def _digest_files(folder: Path) -> str:
-    digest = hashlib.sha256()
-    heads = folder / HEADS_FILE
-    for path in (*sorted(folder.glob("*.safetensors")), *([heads] if heads.is_file() else [])):
-        with path.open("rb") as file:
-            while chunk := file.read(1 << 20):
-                digest.update(chunk)
-    return digest.hexdigest()

@@ -19,10 +19,11 @@ from torch import Tensor
 
 from surefoot.models.load import quiet_library
 from surefoot.models.lora import merged_tensors
-from surefoot.models.reward_model import CALIBRATION_FILE, HEADS_FILE, RewardModel
+from surefoot.models.reward_model import CALIBRATION_FILE, RewardModel
 from surefoot.models.save import CARD_FILE, compare, dtype_name, whole_folder
 from surefoot.models.score_model import ScoreModel, classifier_of
 from surefoot.models.tokenizer import TextCodec
+from surefoot.models.weight_files import HEADS_FILE
 from surefoot.records import IntArray
 
 PROBE_ROWS = 8

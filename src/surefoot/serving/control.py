@@ -46,7 +46,7 @@ class RewardCard:
     """What a service says of its reward model.
 
     Attributes:
-        model: sha256 of its weights.
+        model: sha256 of its weights; of an ensemble that is not read by its mean, with how it is read.
         tokenizer: fingerprint of its own vocabulary; nothing of the policy's need agree with it.
         name: the term's name, or the folder's.
         has_chat_template: whether conversations can be scored as such.

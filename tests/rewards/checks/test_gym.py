@@ -10,14 +10,14 @@ import pytest
 
 from surefoot.errors import ConfigError, MissingExtra
 from surefoot.rewards.checks import make_check
-from tests.rewards.checks.judged import judge
+from tests.rewards.checks.judged import judge, the_gym
 
 INSTALLED = importlib.util.find_spec("reasoning_gym") is not None
 
 
 @pytest.fixture(scope="module")
 def entry() -> dict[str, Any]:
-    gym = pytest.importorskip("reasoning_gym")
+    gym = the_gym()
     # As it comes back from a JSONL file.
     return json.loads(json.dumps(gym.create_dataset("leg_counting", size=1, seed=3)[0]))
 
@@ -72,7 +72,7 @@ def test_the_task_may_stand_in_the_config_a_column_or_the_entry(entry: dict[str,
     ],
 )
 def test_an_entry_that_cannot_be_scored_is_no_zero(value: Any, reason: str, missing: bool) -> None:
-    pytest.importorskip("reasoning_gym")
+    the_gym()
     judged = judge("reasoning_gym", "7 + 1", {}, entry=value)
     assert (judged.value, judged.missing) == (None, missing)
     assert reason in str(judged.note)
@@ -87,6 +87,6 @@ def test_part_of_the_score_only_where_it_is_asked_for(entry: dict[str, Any]) -> 
 
 
 def test_an_unknown_task_is_refused_with_the_nearest() -> None:
-    pytest.importorskip("reasoning_gym")
+    the_gym()
     with pytest.raises(ConfigError, match="did you mean leg_counting"):
         make_check("reasoning_gym", {"task": "leg_count"})

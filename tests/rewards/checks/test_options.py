@@ -14,6 +14,7 @@ from surefoot.errors import ConfigError
 from surefoot.rewards.checks import CHECKS, Answer, Check, make_check
 from surefoot.rewards.checks.instructions import KINDS
 from surefoot.rewards.checks.options import option_names
+from tests.rewards.checks.judged import the_gym
 from tests.rewards.checks.test_instructions import TABLE
 
 # The least that each check takes.
@@ -50,7 +51,7 @@ LIMIT_S: Final = 0.5
 
 def made(name: str) -> Check[Any]:
     if name == "reasoning_gym":
-        pytest.importorskip("reasoning_gym")
+        the_gym()
     return make_check(name, LEAST[name])
 
 
