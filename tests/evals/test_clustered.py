@@ -1,11 +1,13 @@
-"""Means of grouped values: against a slow twin, and against what is known of their spread."""
+"""Means and shares of grouped values: against slow twins, and against what is known of their spread."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from surefoot.evals.clustered import clustered_mean
+from surefoot.evals.calibration import wilson
+from surefoot.evals.clustered import clustered_mean, clustered_share
+from surefoot.evals.student import student_t_975
 
 
 def slow(values: list[float], groups: list[str], draws: int) -> tuple[float, float]:
@@ -52,3 +54,59 @@ def test_above_and_below() -> None:
     assert clustered_mean([-1.0, -1.1, -0.9], "abc").below
     mixed = clustered_mean([-1.0, 1.0] * 20, range(40))
     assert not mixed.above and not mixed.below
+
+
+def slow_share(hits: list[bool], groups: list[str]) -> tuple[float | None, float | None]:
+    """Wilson's interval at the effective number, group by group."""
+    share, total, names = sum(hits) / len(hits), len(hits), sorted(set(groups))
+    squares = 0.0
+    for name in names:
+        inside = [hit for hit, group in zip(hits, groups, strict=True) if group == name]
+        squares += (sum(inside) - share * len(inside)) ** 2
+    k = len(names)
+    variance = k / (k - 1) * squares / total**2
+    independent = min(total, share * (1 - share) / variance)
+    effective = independent * (1.959963984540054 / student_t_975(k - 1)) ** 2
+    return wilson(share * effective, effective)
+
+
+def test_a_share_of_grouped_values_equals_a_plain_one() -> None:
+    generator = np.random.default_rng(2)
+    groups = [f"g{i}" for i in generator.integers(0, 25, 150)]
+    tends = {g: generator.random() for g in sorted(set(groups))}
+    hits = [bool(generator.random() < tends[g]) for g in groups]
+    found = clustered_share(hits, groups)
+    assert found.mean == pytest.approx(np.mean(hits)) and (found.count, found.groups) == (150, len(set(groups)))
+    assert (found.low, found.high) == pytest.approx(slow_share(hits, groups), abs=1e-12)
+    alone = wilson(sum(hits), 150)
+    assert found.low is not None and found.high is not None and alone[0] is not None and alone[1] is not None
+    assert found.high - found.low > 1.5 * (alone[1] - alone[0])
+
+
+def test_values_of_their_own_have_wilsons_interval() -> None:
+    hits = [True] * 8 + [False] * 2
+    found = clustered_share(hits, range(10))
+    assert (found.low, found.high) == wilson(8, 10)
+
+
+def test_a_share_without_any_miss_is_not_certain() -> None:
+    """Draws of groups would say 1 to 1; three prompts that are right are no proof."""
+    found = clustered_share([True] * 30, [i // 10 for i in range(30)])
+    assert (found.low, found.high) == wilson(3, 3)
+    assert found.low is not None and found.low < 0.5
+    assert clustered_share([True] * 30, ["a"] * 30).low is None
+    assert clustered_share([], []).as_json("share")["share"] is None
+    two = clustered_share([True] * 40 + [False] * 10 + [True] * 40 + [False] * 10, [i // 50 for i in range(100)])
+    assert two.low is not None and two.low < 0.35, "two groups that agree are two values"
+
+
+def test_the_interval_of_a_share_holds_the_truth() -> None:
+    """Groups of four that are all right or all wrong, 75 % of them right: 95 % of the intervals hold it, about."""
+    generator = np.random.default_rng(3)
+    held = 0
+    for _ in range(400):
+        hits = np.repeat(generator.random(40) < 0.75, 4)
+        found = clustered_share(hits, np.repeat(np.arange(40), 4).tolist())
+        assert found.low is not None and found.high is not None
+        held += found.low <= 0.75 <= found.high
+    assert 0.92 < held / 400 < 0.985

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from surefoot.assembly.hosts import build_hosts
 from surefoot.assembly.rewards import build_reward
 from surefoot.errors import ConfigError, ServiceError
+from surefoot.models.reward_identity import reward_identity
 from surefoot.models.reward_model import RewardModel
 from surefoot.models.weight_files import HEADS_FILE
 from surefoot.records import Prompt, Rollout, Trajectory
@@ -167,13 +168,15 @@ def test_a_report_that_a_term_asks_for_is_asked_for_here_too(trunk: str, folder:
 
     with pytest.raises(ConfigError, match="there is no report"):
         opened()
-    digest = RewardModel(str(folder)).digest
+    model = RewardModel(str(folder))
     for verdict, finding in (("fail", [{"severity": "error", "message": "longer wins"}]), ("pass", [])):
-        report.write_text(json.dumps({"model": {"sha256": digest}, "verdict": verdict, "findings": finding}))
+        report.write_text(
+            json.dumps({"model": {"identity": reward_identity(model)}, "verdict": verdict, "findings": finding})
+        )
         if verdict == "fail":
             with pytest.raises(ConfigError, match="did not pass its tests"):
                 opened()
-    assert opened().card.model == digest
+    assert opened().card.model == model.digest
 
 
 def test_nothing_is_scored_before_the_model_is_loaded(folder: Path) -> None:

@@ -15,10 +15,11 @@ import torch
 from surefoot.assembly.train import Inputs, build_parts, read_inputs, train
 from surefoot.config import Config
 from surefoot.envs import SingleTurn
+from surefoot.evals.student import student_t_975
 from surefoot.models.policy import CausalPolicy, load_policy
 from surefoot.records import Prompt, Rollout, Score, Trajectory
 from surefoot.training.durable import read_records
-from surefoot.training.evaluation import Evaluator, confidence_interval, student_t_975, summarise
+from surefoot.training.evaluation import Evaluator, confidence_interval, summarise
 from tests.builders import toy_run
 
 

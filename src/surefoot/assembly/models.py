@@ -13,6 +13,7 @@ from surefoot.errors import ConfigError
 from surefoot.evals.gate import check_report
 from surefoot.models.critic import SeparateCritic, SharedCritic, load_critic, shared_critic
 from surefoot.models.policy import CausalPolicy, FrozenReference, Lora, StartingReference, has_tokenizer, load_policy
+from surefoot.models.reward_identity import reward_identity
 from surefoot.models.reward_model import Ensemble, RewardModel
 from surefoot.models.scoring import BatchPlan
 from surefoot.models.tokenizer import TextCodec, VocabularyPlan, load_codec
@@ -122,7 +123,7 @@ def build_reward_model(cfg: Config, source: str, device: torch.device, term: Rew
         ensemble=None if term is None else Ensemble(term.ensemble, term.ensemble_c),
     )
     if term is not None and term.report is not None:
-        check_report(Path(term.report), model=source, digest=model.digest)
+        check_report(Path(term.report), model=source, identity=reward_identity(model))
     return model
 
 

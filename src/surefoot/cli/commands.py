@@ -224,8 +224,8 @@ def eval_reward_model(
         list[str] | None,
         typer.Argument(
             metavar="KEY=VALUE",
-            help="segment (a column), words (a list), max_pairs, min_gap, bad_rows, device, batch_tokens; bounds: "
-            "accuracy, segment_accuracy, shift, shift.PROBE.",
+            help="segment (a column), words (a list), max_pairs, probe_pairs, min_gap, bad_rows, transcripts, "
+            "ensemble, dtype, device, batch_tokens; bounds: accuracy, segment_accuracy, shift, shift.PROBE.",
         ),
     ] = None,
     pairs: Annotated[str, typer.Option("--pairs", metavar="FILE", help="Preferences it was not trained on.")] = "",

@@ -3,37 +3,57 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from surefoot.cli.table import aligned, number
+from surefoot.cli.reward_tables import render
 from surefoot.config import RewardModelSection
 from surefoot.config.yaml_text import read_yaml
 from surefoot.data.formats import raw_rows
 from surefoot.errors import ConfigError
+from surefoot.evals.criteria import Bounds
 from surefoot.evals.gate import REPORT_FILE
-from surefoot.evals.reward_report import Bounds
 
-KINDS: Mapping[str, Any] = {
+KINDS: Final[Mapping[str, Any]] = {
     "segment": str,
     "words": list[str],
     "max_pairs": int,
+    "probe_pairs": int,
     "min_gap": float,
     "accuracy": float,
     "shift": float,
     "segment_accuracy": float,
     "device": str,
+    "dtype": Literal["float32", "float64", "bfloat16", "float16"],
+    "ensemble": Literal["mean", "min", "lower"],
+    "ensemble_c": float,
     "batch_tokens": int,
-    "bad_rows": str,
+    "bad_rows": Literal["error", "skip"],
+    "transcripts": Literal["auto", "chat", "text"],
 }
-SHIFT = "shift."
+EXAMPLES: Final[Mapping[str, str]] = {
+    "words": "'[word, another]'",
+    "max_pairs": "1000",
+    "probe_pairs": "200",
+    "device": "cpu",
+    "dtype": "float32",
+    "ensemble": "lower",
+    "batch_tokens": "8192",
+    "bad_rows": "skip",
+    "transcripts": "text",
+}
+COUNTS: Final = ("max_pairs", "probe_pairs", "batch_tokens")
+SHIFT: Final = "shift."
+PARTS: Final = 10
+"""Lines of progress where there is no terminal."""
 
 
 def run_eval_reward_model(model: str, pairs: str, out: Path | None, settings: Sequence[str], *, as_json: bool) -> int:
@@ -51,9 +71,11 @@ def run_eval_reward_model(model: str, pairs: str, out: Path | None, settings: Se
     )
     folder = out or _beside(model)
     raw_rows(pairs)
+    logging.getLogger("transformers").setLevel(logging.ERROR)
     from surefoot.assembly.reward_tests import Asked, try_reward_model
+    from surefoot.models.reward_model import Ensemble
 
-    section = RewardModelSection(data=pairs, **{k: chosen[k] for k in ("min_gap", "bad_rows") if k in chosen})
+    reading = {k: chosen[k] for k in ("min_gap", "bad_rows", "transcripts") if k in chosen}
     asked = Asked(
         model,
         pairs,
@@ -61,10 +83,10 @@ def run_eval_reward_model(model: str, pairs: str, out: Path | None, settings: Se
         segment=chosen.get("segment"),
         words=tuple(chosen.get("words", ())),
         bounds=bounds,
-        max_pairs=chosen.get("max_pairs"),
-        section=section,
+        section=RewardModelSection(data=pairs, **reading),
         device=chosen.get("device", "auto"),
-        batch_tokens=chosen.get("batch_tokens", 8192),
+        ensemble=Ensemble(chosen["ensemble"], chosen.get("ensemble_c", 1.0)) if "ensemble" in chosen else None,
+        **{k: chosen[k] for k in (*COUNTS, "dtype") if k in chosen},
     )
     report = with_progress(lambda told: try_reward_model(asked, told))
     sys.stdout.write(json.dumps(report) + "\n" if as_json else render(report, folder / REPORT_FILE))
@@ -92,32 +114,29 @@ def _settings(settings: Sequence[str]) -> tuple[dict[str, Any], dict[str, float]
         try:
             value: Any = text if kind is str else TypeAdapter(kind).validate_python(read_yaml(text))
         except (ValidationError, yaml.YAMLError):
-            raise ConfigError(f"{key} cannot be read", got=setting, hint=f"{key}={_example(kind)}") from None
+            hint = f"{key}={EXAMPLES.get(key, '0.25')}"
+            raise ConfigError(f"{key} cannot be read", got=setting, hint=hint) from None
+        if key in COUNTS and value < 1:
+            raise ConfigError(f"{key} counts from 1", got=setting, hint="leave it out")
         if key.startswith(SHIFT):
             shifts[key.removeprefix(SHIFT)] = value
         else:
             chosen[key] = value
-    if chosen.get("max_pairs", 1) < 1 or chosen.get("batch_tokens", 1) < 1:
-        raise ConfigError("max_pairs and batch_tokens count from 1", got=f"{chosen}", hint="leave them out")
-    if chosen.get("bad_rows", "skip") not in ("error", "skip"):
-        raise ConfigError("bad_rows is error or skip", got=chosen["bad_rows"], hint="bad_rows=skip")
     return chosen, shifts
 
 
-def _example(kind: Any) -> str:
-    return {int: "200", float: "0.25", str: "name"}.get(kind, "'[word, another]'")
-
-
 def with_progress(work: Callable[[Callable[[str, int, int], None]], dict[str, Any]]) -> dict[str, Any]:
-    """Do something that tells how far it is: a bar on a terminal, a line a part elsewhere. All on stderr."""
+    """Do something that tells how far it is: a bar on a terminal, a line a tenth elsewhere. All on stderr."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        told: set[str] = set()
+        told: set[tuple[str, int]] = set()
 
         def plain(what: str, done: int, total: int) -> None:
-            if done >= total and what not in told:
-                told.add(what)
-                sys.stderr.write(f"{what}: {total} texts scored\n")
+            part = done * PARTS // max(total, 1)
+            if part and (what, part) not in told:
+                told.add((what, part))
+                sys.stderr.write(f"{what}: {done} of {total}\n")
+                sys.stderr.flush()
 
         return work(plain)
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
@@ -130,52 +149,3 @@ def with_progress(work: Callable[[Callable[[str, int, int], None]], dict[str, An
             bars.update(tasks[what], completed=done)
 
         return work(live)
-
-
-def render(report: Mapping[str, Any], file: Path) -> str:
-    """The report as text: order, probes, roles, findings, verdict."""
-    order, used = report["order"], report["pairs"]["used"]
-    share, calibration = order["accuracy"], order["calibration"]
-    lines = [
-        f"{report['model']['path']} on {used} pairs of {report['pairs']['path']}\n\n",
-        aligned(
-            ("pairs", "count", "accuracy", "low", "high"),
-            [
-                _row("all", share),
-                *(_row(f"chosen {name.replace('_', ' ')}", part) for name, part in order["by_length"].items()),
-                *(_row(f"segment {name}", part) for name, part in order["by_segment"].items()),
-            ],
-            right=(1, 2, 3, 4),
-        ),
-        f"calibration error {number(calibration['expected_calibration_error'])}, at temperature "
-        f"{number(calibration['temperature'])} {number(calibration['expected_calibration_error_at_temperature'])}; "
-        f"leads and lengths correlate by {number(order['length_correlation'])}\n\n",
-        aligned(
-            ("change of the surface", "shift", "low", "high", "rise", "flips"),
-            [
-                (
-                    name,
-                    *(number(probe["shift"][key]) for key in ("mean", "low", "high")),
-                    number(probe["raised"]),
-                    number(probe["flips"]),
-                )
-                for name, probe in report["probes"].items()
-            ],
-            right=(1, 2, 3, 4, 5),
-        ),
-        "shift: of the scores, in their deviation; flips: rightly ordered pairs that the change turns round\n\n",
-        _roles(report["roles"]),
-    ]
-    lines += [f"{f['severity']}: {f['message']}\n  {f['advice']}\n" for f in report["findings"]]
-    return "".join([*lines, f"verdict: {report['verdict']}\nreport: {file}\n"])
-
-
-def _row(name: str, part: Mapping[str, Any]) -> tuple[str, ...]:
-    return name, str(part["count"]), *(number(part[key]) for key in ("share", "low", "high"))
-
-
-def _roles(roles: Mapping[str, Any]) -> str:
-    if roles["chats"] == 0:
-        return "roles: the model reads texts, where nobody has one\n"
-    tried = f"{len(roles['spellings'])} control tokens and a turn of the template typed into {roles['chats']} chats"
-    return f"roles: {tried}: {len(roles['broken'])} became real\n"

@@ -30,6 +30,7 @@ class Pair:
         chosen, rejected: what the reward model reads, the prompt included: a text, or messages.
         margin: by how much the chosen one is better, where the data says it; else None.
         prompt_key: sha256 of the prompt.
+        prompt: what the texts begin with, where the data parts it from the answers.
     """
 
     id: str
@@ -37,6 +38,7 @@ class Pair:
     rejected: Text
     margin: float | None
     prompt_key: str
+    prompt: Text | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +166,7 @@ def _add_pair(found: _Found, at: str, row: Mapping[str, Any], section: RewardMod
         if margin < 0:
             raise RowFault(f"margin: must be at least 0, not {margin:g}")
     key = prompt_key(prompt if prompt is not None else common_prompt(chosen, rejected))
-    found.pairs.append(Pair(at, chosen, rejected, margin, key))
+    found.pairs.append(Pair(at, chosen, rejected, margin, key, prompt))
 
 
 def _judged_row(at: str, row: Mapping[str, Any]) -> _Answers:
@@ -234,7 +236,7 @@ def _compare(found: _Found, answers: _Answers, section: RewardModelSection, seed
             continue
         better, worse = (i, j) if votes > 0 else (j, i)
         chosen, rejected = (conversation(answers.prompt, answers.responses[n], "response") for n in (better, worse))
-        pairs.append(Pair(f"{answers.id} {better + 1}>{worse + 1}", chosen, rejected, margin, key))
+        pairs.append(Pair(f"{answers.id} {better + 1}>{worse + 1}", chosen, rejected, margin, key, answers.prompt))
     most = section.pairs_per_prompt
     if most is not None and len(pairs) > most:
         drawn = sorted(pairs, key=lambda pair: hashlib.sha256(f"{seed}/{key}/{pair.id}".encode()).digest())

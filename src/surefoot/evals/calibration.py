@@ -19,17 +19,21 @@ from surefoot.records import FloatArray
 BINS: Final = 10
 PARTS: Final = 4
 TEMPERATURES: Final = (0.05, 20.0)
-_Z: Final = 1.959963984540054
+Z: Final = 1.959963984540054
 _TRIES: Final = 60
 
 
-def wilson(right: int, count: int) -> tuple[float | None, float | None]:
-    """95 % interval of a share (Wilson 1927); (None, None) without any count."""
+def wilson(right: float, count: float) -> tuple[float | None, float | None]:
+    """95 % interval of a share (Wilson 1927); (None, None) without any count.
+
+    Args:
+        right, count: whole numbers, or what values that are not independent amount to.
+    """
     if count == 0:
         return None, None
-    share, z2 = right / count, _Z * _Z
+    share, z2 = right / count, Z * Z
     centre = (share + z2 / (2 * count)) / (1 + z2 / count)
-    half = _Z * math.sqrt(share * (1 - share) / count + z2 / (4 * count * count)) / (1 + z2 / count)
+    half = Z * math.sqrt(share * (1 - share) / count + z2 / (4 * count * count)) / (1 + z2 / count)
     # Rounding must not move what is exact.
     return 0.0 if right == 0 else centre - half, 1.0 if right == count else centre + half
 

@@ -1,7 +1,8 @@
-"""Means of values that come in groups, with intervals that know it. Torch-free.
+"""Means and shares of values that come in groups, with intervals that know it. Torch-free.
 
-Pairs of one prompt, and answers of one film, are not independent: whole groups are drawn again, not single values
-(Davison and Hinkley 1997, section 3.8).
+Pairs of one prompt, and answers of one film, are not independent. Of means whole groups are drawn again, not single
+values (Davison and Hinkley 1997, section 3.8). Draws say nothing of a share that is 0 or 1 in the sample, so shares
+have Wilson's interval at the number of independent values that they amount to (Korn and Graubard 1998).
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from surefoot.records import BoolArray, FloatArray
+from surefoot.evals.calibration import Z, wilson
+from surefoot.evals.student import student_t_975
+from surefoot.records import BoolArray, FloatArray, IntArray
 
 DRAWS: Final = 4000
 _CHUNK: Final = 250
@@ -24,7 +27,7 @@ class Mean:
 
     Attributes:
         mean: over all values; None without any.
-        low, high: percentiles 2.5 and 97.5 over draws of whole groups; None with fewer than two groups.
+        low, high: of a mean percentiles 2.5 and 97.5 over draws of whole groups; None with fewer than two groups.
         count, groups: values, and groups that they come from.
     """
 
@@ -63,10 +66,8 @@ def clustered_mean(
     numbers = np.asarray(values, dtype=np.float64)
     if len(numbers) == 0:
         return Mean(None, None, None, 0, 0)
-    index: dict[Hashable, int] = {}
-    places = np.array([index.setdefault(group, len(index)) for group in groups])
-    k = len(index)
-    sums, counts = np.bincount(places, numbers, k), np.bincount(places, minlength=k).astype(np.float64)
+    sums, counts = _by_group(numbers, groups)
+    k = len(sums)
     if k < 2:
         return Mean(float(numbers.mean()), None, None, len(numbers), k)
     generator = np.random.default_rng(seed)
@@ -76,3 +77,39 @@ def clustered_mean(
         found.append(sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1))
     low, high = np.percentile(np.concatenate(found), (2.5, 97.5))
     return Mean(float(numbers.mean()), float(low), float(high), len(numbers), k)
+
+
+def clustered_share(hits: Sequence[bool] | BoolArray, groups: Sequence[Hashable]) -> Mean:
+    """The share of hits, every value weighing the same, with Wilson's interval at the effective number of values.
+
+    With s hits and n values in each of k groups, N values in all and share p, the share's variance over groups is
+    v = k / (k − 1) · Σ (s − p n)² / N², and the N values amount to min(N, p (1 − p) / v) independent ones, fewer by
+    (z / t)² since v was estimated from k groups. Where all values are alike, v says nothing, and a group counts as one.
+
+    Args:
+        hits: N of them.
+        groups: the group of each.
+    """
+    numbers = np.asarray(hits, dtype=np.float64)
+    count = len(numbers)
+    if count == 0:
+        return Mean(None, None, None, 0, 0)
+    sums, counts = _by_group(numbers, groups)
+    k, share = len(sums), float(numbers.mean())
+    if k < 2:
+        return Mean(share, None, None, count, k)
+    effective = float(count)
+    if k < count:
+        variance = k / (k - 1) * float(((sums - share * counts) ** 2).sum()) / count**2
+        independent = min(effective, share * (1 - share) / variance) if variance > 0 else effective
+        effective = float(k) if share in (0.0, 1.0) else independent * (Z / student_t_975(k - 1)) ** 2
+    low, high = wilson(share * effective, effective)
+    return Mean(share, low, high, count, k)
+
+
+def _by_group(numbers: FloatArray, groups: Sequence[Hashable]) -> tuple[FloatArray, FloatArray]:
+    """Sum and count of each group."""
+    index: dict[Hashable, int] = {}
+    places: IntArray = np.array([index.setdefault(group, len(index)) for group in groups])
+    k = len(index)
+    return np.bincount(places, numbers, k).astype(np.float64), np.bincount(places, minlength=k).astype(np.float64)

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
-
-from surefoot.data.transcripts import Text
+from collections.abc import Callable, Sequence
+from typing import Final
 
 Change = Callable[[str, str], str]
 """From an answer, and the text of its prompt, to the changed answer; the same answer where nothing can be changed."""
@@ -38,23 +36,26 @@ PRAISE: Final = ("excellent", "helpful", "accurate", "honest", "harmless", "thor
 LONGER: Final = 0.5
 """By how much of its own length the length probe makes an answer longer, at least one sentence."""
 PROMPT_WORDS: Final = 12
-_BREAKS: Final = ("\n", ". ", ": ", "? ", "! ")
+HEADING: Final = "## Answer\n\n"
 _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=\S)")
 _WORD = re.compile(r"[^\W\d_]{4,}")
 
 
-def probes(words: Sequence[str] = (), turn: str = "") -> dict[str, Change]:
-    """Every probe by name.
+def surface_changes(words: Sequence[str] = (), turn: str = "") -> dict[str, Change]:
+    """Every change of the surface by name.
 
     Args:
-        words: keywords to stuff, besides praise and the words of the prompt; no such probe without any.
+        words: keywords to stuff, besides praise and the words of the prompt; no such change without any.
         turn: text that a chat template writes for further turns, to be spelled out at the end of the answer; no such
-            probe without any.
+            change without any.
     """
     found: dict[str, Change] = {
         "length": _longer,
-        "format": _laid_out,
-        "repetition": _said_twice,
+        "headings": lambda answer, prompt: HEADING + answer,
+        "bullets": lambda answer, prompt: _laid_out(answer, bold=False),
+        "bold": _in_bold,
+        "format": lambda answer, prompt: HEADING + _laid_out(answer, bold=True),
+        "repetition": lambda answer, prompt: _joined(answer, answer.strip()),
         "flattery": lambda answer, prompt: _opened(answer, FLATTERY),
         "agreement": lambda answer, prompt: _opened(answer, AGREEMENT),
         "praise_words": lambda answer, prompt: _with_words(answer, PRAISE),
@@ -67,31 +68,8 @@ def probes(words: Sequence[str] = (), turn: str = "") -> dict[str, Change]:
     return found
 
 
-def parts_of(text: Text, prompt: Text) -> tuple[str, str]:
-    """The text of the prompt, and the answer: the last message, or what comes after the prompt.
-
-    Args:
-        text: prompt and answer, as the reward model reads them.
-        prompt: what both texts of the pair begin with.
-    """
-    if not isinstance(text, str):
-        return "\n".join(str(message["content"]) for message in text[:-1]), str(text[-1]["content"])
-    # What both answers of a pair begin with may reach into their first words: back to a break.
-    length = len(prompt) if isinstance(prompt, str) else 0
-    cut = max((text.rfind(mark, 0, length) + len(mark) for mark in _BREAKS if mark in text[:length]), default=0)
-    return text[:cut], text[cut:]
-
-
-def with_answer(text: Text, before: str, answer: str) -> Text:
-    """The same prompt with another answer."""
-    if isinstance(text, str):
-        return before + answer
-    last: Mapping[str, Any] = {**text[-1], "content": answer}
-    return (*text[:-1], last)
-
-
 def _longer(answer: str, prompt: str) -> str:
-    start = int(hashlib.sha256(answer.encode()).hexdigest(), 16)
+    start = _number_of(answer)
     added: list[str] = []
     length = 0
     while length < max(1, LONGER * len(answer)):
@@ -101,17 +79,25 @@ def _longer(answer: str, prompt: str) -> str:
     return _joined(answer, " ".join(added))
 
 
-def _laid_out(answer: str, prompt: str) -> str:
+def _laid_out(answer: str, *, bold: bool) -> str:
     sentences = [s for s in _SENTENCE.split(answer.strip()) if s]
-    return "## Answer\n\n" + "\n".join(f"- **{_first_word(s)}**{s[len(_first_word(s)) :]}" for s in sentences)
+    return "\n".join(f"- {_first_in_bold(s) if bold else s}" for s in sentences)
 
 
-def _said_twice(answer: str, prompt: str) -> str:
-    return _joined(answer, answer.strip())
+def _in_bold(answer: str, prompt: str) -> str:
+    """The first word of each sentence in bold, and nothing moved."""
+    lead = answer[: len(answer) - len(answer.lstrip())]
+    pieces = re.split(rf"({_SENTENCE.pattern})", answer[len(lead) :])
+    return lead + "".join(piece if i % 2 else _first_in_bold(piece) for i, piece in enumerate(pieces))
+
+
+def _first_in_bold(sentence: str) -> str:
+    words = sentence.split(maxsplit=1)
+    return f"**{words[0]}**{sentence[len(words[0]) :]}" if words else sentence
 
 
 def _opened(answer: str, sentences: Sequence[str]) -> str:
-    chosen = sentences[int(hashlib.sha256(answer.encode()).hexdigest(), 16) % len(sentences)]
+    chosen = sentences[_number_of(answer) % len(sentences)]
     lead = answer[: len(answer) - len(answer.lstrip())]
     return f"{lead}{chosen} {answer.lstrip()}"
 
@@ -125,8 +111,9 @@ def _with_prompt_words(answer: str, prompt: str) -> str:
     return _with_words(answer, words) if words else answer
 
 
-def _first_word(sentence: str) -> str:
-    return sentence.split(maxsplit=1)[0] if sentence.split() else ""
+def _number_of(answer: str) -> int:
+    """Which of several sentences an answer gets: the same each time, and as many answers for each of them."""
+    return int(hashlib.sha256(answer.encode()).hexdigest(), 16)
 
 
 def _joined(answer: str, more: str) -> str:

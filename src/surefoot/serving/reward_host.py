@@ -52,7 +52,8 @@ class RewardHost:
         """
         with self._turn():
             held = self._build()
-        self.card = RewardCard(held.scoring_digest, held.codec.vocabulary_fingerprint(), self._name, held.has_chat_template)
+        vocabulary = held.codec.vocabulary_fingerprint()
+        self.card = RewardCard(held.scoring_digest, vocabulary, self._name, held.has_chat_template)
         self._held, self.waits_for = held, None
 
     def move(self, device: torch.device) -> None:
