@@ -1,4 +1,4 @@
-"""One process that all others are forked from, and one toy model, for all tests of whole runs."""
+"""Processes that others are forked from, toy models, and critics on them; of whole runs one of each for all tests."""
 
 from __future__ import annotations
 
@@ -7,9 +7,53 @@ from pathlib import Path
 
 import pytest
 
-from tests.serving.parts import make_toy_reward, toy_config
-from tests.serving.processes import Zygote
-from tests.serving.whole_runs import TOKEN, Outcome, Trial
+from surefoot.config import Config
+from surefoot.serving.critic_host import CriticHost
+from tests.serving.parts import begun, make_toy_reward, one_thread, toy_config
+from tests.serving.processes import TOKEN, Place, Zygote
+from tests.serving.whole_runs import Outcome, Trial
+
+
+@pytest.fixture
+def exact() -> Iterator[None]:
+    """The same bits each time."""
+    with one_thread():
+        yield
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    """Whose services may ask for a token."""
+    zygote = Zygote({"SERVICE_TOKEN": TOKEN})
+    yield zygote
+    zygote.close()
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A toy model, and a reward model like it."""
+    folder = tmp_path_factory.mktemp("toy")
+    toy_config(folder)
+    make_toy_reward(folder / "reward", like=folder / "toy")
+    return folder
+
+
+@pytest.fixture
+def place(zygote: Zygote, toy: Path, tmp_path: Path) -> Place:
+    """Where a service lives."""
+    return Place(zygote, toy, tmp_path)
+
+
+@pytest.fixture
+def cfg(toy: Path, tmp_path: Path) -> Config:
+    """Of a service that keeps its state in this test's folder."""
+    return toy_config(toy, serve={"dir": str(tmp_path / "service")})
+
+
+@pytest.fixture
+def host(cfg: Config) -> CriticHost:
+    """A critic that a run has begun with."""
+    return begun(cfg)
 
 
 @pytest.fixture(scope="session")

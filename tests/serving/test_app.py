@@ -24,10 +24,8 @@ from tests.serving.parts import (
     RUN,
     build_toy_critic,
     infer_request,
-    make_toy_reward,
     one_thread,
     toy_batch,
-    toy_config,
     toy_rollout,
     train_locally,
     train_request,
@@ -45,26 +43,6 @@ from tests.serving.processes import (
     ready_client,
     refusal,
 )
-
-
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    zygote = Zygote({"SERVICE_TOKEN": TOKEN})
-    yield zygote
-    zygote.close()
-
-
-@pytest.fixture(scope="module")
-def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("toy")
-    toy_config(folder)
-    make_toy_reward(folder / "reward", like=folder / "toy")
-    return folder
-
-
-@pytest.fixture
-def place(zygote: Zygote, toy: Path, tmp_path: Path) -> Place:
-    return Place(zygote, toy, tmp_path)
 
 
 @pytest.fixture(scope="module")

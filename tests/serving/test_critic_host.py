@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,6 @@ from tests.serving.parts import (
     infer_request,
     journal_of,
     names_in,
-    one_thread,
     refused,
     toy_batch,
     toy_config,
@@ -40,28 +38,7 @@ from tests.serving.parts import (
     train_requests,
 )
 
-
-@pytest.fixture(autouse=True)
-def exact() -> Iterator[None]:
-    with one_thread():
-        yield
-
-
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("toy")
-    toy_config(folder)
-    return folder
-
-
-@pytest.fixture
-def cfg(template: Path, tmp_path: Path) -> Config:
-    return toy_config(template, serve={"dir": str(tmp_path / "service")})
-
-
-@pytest.fixture
-def host(cfg: Config) -> CriticHost:
-    return begun(cfg)
+pytestmark = pytest.mark.usefixtures("exact")
 
 
 # ------------------------------------------------------------------------------------------- as one process computes
@@ -69,8 +46,8 @@ def host(cfg: Config) -> CriticHost:
 
 @pytest.mark.parametrize("rows", [1, 3, 7])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_values_are_those_of_one_process(template: Path, tmp_path: Path, rows: int, dtype: str) -> None:
-    cfg = toy_config(template, model={"dtype": dtype}, serve={"dir": str(tmp_path)})
+def test_values_are_those_of_one_process(toy: Path, tmp_path: Path, rows: int, dtype: str) -> None:
+    cfg = toy_config(toy, model={"dtype": dtype}, serve={"dir": str(tmp_path)})
     host, local, rollout = begun(cfg), build_toy_critic(cfg), toy_rollout(rows, seed=rows)
     for step in (1, 2):  # before any training a head is zero, and so is every value
         batch = toy_batch(local, step)
@@ -86,8 +63,8 @@ def test_values_are_those_of_one_process(template: Path, tmp_path: Path, rows: i
 
 
 @pytest.mark.parametrize("changes", [{}, {"model": {"lora": {"rank": 2}}}, {"optim": {"schedule": "linear"}}])
-def test_training_is_that_of_one_process(template: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
-    cfg = toy_config(template, **merged(changes, {"serve": {"dir": str(tmp_path)}}))
+def test_training_is_that_of_one_process(toy: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
+    cfg = toy_config(toy, **merged(changes, {"serve": {"dir": str(tmp_path)}}))
     host, local = begun(cfg), build_toy_critic(cfg)
     for step in (1, 2, 3):
         batch = toy_batch(local, step)
@@ -283,7 +260,7 @@ def test_a_restore_to_what_is_not_there_says_what_is(host: CriticHost, cfg: Conf
     assert host.trained_step == 1
 
 
-def test_a_checkpoint_of_another_critic_is_refused(host: CriticHost, cfg: Config, template: Path) -> None:
+def test_a_checkpoint_of_another_critic_is_refused(host: CriticHost, cfg: Config, toy: Path) -> None:
     saved = host.checkpoint(CheckpointRequest(RUN, 0))
     host.release(ReleaseRequest(RUN))
     other = cfg.model_copy(update={"model": cfg.model.model_copy(update={"dtype": "float64"})})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from tests.serving.parts import (
     infer_request,
     journal_of,
     names_in,
-    one_thread,
     refused,
     toy_config,
     toy_host,
@@ -30,28 +28,7 @@ from tests.serving.parts import (
     train_requests,
 )
 
-
-@pytest.fixture(autouse=True)
-def exact() -> Iterator[None]:
-    with one_thread():
-        yield
-
-
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("toy")
-    toy_config(folder)
-    return folder
-
-
-@pytest.fixture
-def cfg(template: Path, tmp_path: Path) -> Config:
-    return toy_config(template, serve={"dir": str(tmp_path / "service")})
-
-
-@pytest.fixture
-def host(cfg: Config) -> CriticHost:
-    return begun(cfg)
+pytestmark = pytest.mark.usefixtures("exact")
 
 
 # ---------------------------------------------------------------------------------------------------- a new process
@@ -124,7 +101,7 @@ def test_a_damaged_journal_ends_before_the_damage(cfg: Config) -> None:
     assert toy_host(cfg).trained_step == 2
 
 
-def test_another_model_than_before_is_refused(cfg: Config, template: Path, tmp_path: Path) -> None:
+def test_another_model_than_before_is_refused(cfg: Config, toy: Path, tmp_path: Path) -> None:
     host = begun(cfg)
     (request,) = train_requests(cfg, 1)
     train(host, request)
@@ -207,7 +184,7 @@ def test_a_step_that_had_been_trained_is_never_left_out(cfg: Config) -> None:
     assert toy_host(cfg).trained_step == 2
 
 
-def test_a_critic_that_cannot_be_put_back_says_so_until_it_is_restored(cfg: Config, template: Path) -> None:
+def test_a_critic_that_cannot_be_put_back_says_so_until_it_is_restored(cfg: Config, toy: Path) -> None:
     requests = train_requests(cfg, 1)
     failing = _Failing(cfg, at=1)
     host = begun(cfg, build=failing)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -28,8 +27,6 @@ from tests.serving.parts import (
     RUN,
     build_toy_critic,
     infer_request,
-    make_toy_reward,
-    one_thread,
     toy_batch,
     toy_config,
     toy_rollout,
@@ -39,19 +36,7 @@ from tests.serving.parts import (
     train_requests,
 )
 
-
-@pytest.fixture(autouse=True)
-def exact() -> Iterator[None]:
-    with one_thread():
-        yield
-
-
-@pytest.fixture(scope="module")
-def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("toy")
-    toy_config(folder)
-    make_toy_reward(folder / "reward", like=folder / "toy")
-    return folder
+pytestmark = pytest.mark.usefixtures("exact")
 
 
 def config_of(toy: Path, folder: Path, **sections: Any) -> Config:

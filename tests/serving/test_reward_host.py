@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,13 +22,9 @@ from surefoot.rewards.model import Item, ModelReward
 from surefoot.serving.reward_host import RewardHost
 from surefoot.serving.scores import Scores
 from surefoot.serving.wire import InferRequest
-from tests.serving.parts import make_toy_reward, one_thread, toy_config
+from tests.serving.parts import make_toy_reward, toy_config
 
-
-@pytest.fixture(autouse=True)
-def exact() -> Iterator[None]:
-    with one_thread():
-        yield
+pytestmark = pytest.mark.usefixtures("exact")
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -23,10 +22,8 @@ from tests.serving.parts import (
     RUN,
     build_toy_critic,
     infer_request,
-    make_toy_reward,
     one_thread,
     toy_batch,
-    toy_config,
     toy_rollout,
     train_request,
     train_requests,
@@ -34,7 +31,6 @@ from tests.serving.parts import (
 from tests.serving.processes import (
     JSON,
     TENSORS,
-    TOKEN,
     Place,
     Zygote,
     connected,
@@ -43,27 +39,6 @@ from tests.serving.processes import (
     ready_client,
     refusal,
 )
-
-
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    zygote = Zygote({"SERVICE_TOKEN": TOKEN})
-    yield zygote
-    zygote.close()
-
-
-@pytest.fixture(scope="module")
-def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("toy")
-    toy_config(folder)
-    make_toy_reward(folder / "reward", like=folder / "toy")
-    return folder
-
-
-@pytest.fixture
-def place(zygote: Zygote, toy: Path, tmp_path: Path) -> Place:
-    return Place(zygote, toy, tmp_path)
-
 
 # ------------------------------------------------------------------------------------------------------ while it works
 

@@ -20,9 +20,8 @@ from surefoot.training.durable import read_records
 from surefoot.training.run_folder import RunFolder
 from tests.builders import merged
 from tests.serving.parts import toy_config
-from tests.serving.processes import KilledAgain, Process, ServiceProcess, Zygote, ready_client
+from tests.serving.processes import TOKEN, KilledAgain, Process, ServiceProcess, Zygote, ready_client
 
-TOKEN = "a-token-of-enough-letters"
 NOT_COMPARED = ("time/", "memory/", "throughput/")
 CRITIC = ("critic.safetensors", "critic_optimizer.safetensors")
 ONE_BY_ONE = {"critic": {"overlap": False}}

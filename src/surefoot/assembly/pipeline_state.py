@@ -18,6 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from surefoot.config.flat import flat
 from surefoot.config.pipeline import Stage, places_of
 from surefoot.config.pipeline_kinds import LEAVES, RUNS
 from surefoot.errors import ConfigError, RunFolderError
@@ -178,7 +179,7 @@ def made_from(stage: Stage, digests: Digests, base: Path) -> dict[str, Any]:
     places = places_in(stage)
     if stage.config is not None:
         paths = {place for _, place, _ in places}
-        for key, value in _flat(stage.config.model_dump(mode="json")).items():
+        for key, value in flat(stage.config.model_dump(mode="json")).items():
             if not any(key == k or key.startswith(f"{k}.") for k in WITHOUT_EFFECT):
                 # A file that lies elsewhere is the same input; a function's name stays.
                 found[f"config.{key}"] = _unplaced(value, paths)
@@ -238,13 +239,3 @@ def _unplaced(value: Any, paths: set[str]) -> Any:
         return "(input)"
     file, colon, name = value.rpartition(":")
     return f"(input):{name}" if colon and file in paths else value
-
-
-def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in tree.items() if isinstance(tree, Mapping) else enumerate(tree):
-        if isinstance(value, (Mapping, list)) and value:
-            found |= _flat(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
-    return found

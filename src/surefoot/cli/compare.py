@@ -11,6 +11,7 @@ import yaml
 
 from surefoot.cli.run_summary import HeldOut, held_out_of, summary
 from surefoot.cli.table import aligned, number
+from surefoot.config.flat import flat
 from surefoot.errors import RunFolderError
 from surefoot.records import Lineage
 from surefoot.training.durable import read_records
@@ -84,17 +85,6 @@ def _tree(folder: RunFolder) -> Mapping[str, Any]:
             "the run's config.yaml cannot be read", got=str(folder.config), hint="restore it from a copy"
         ) from error
     return tree if isinstance(tree, dict) else {}
-
-
-def flat(tree: Mapping[str, Any] | Sequence[Any], prefix: str = "") -> dict[str, Any]:
-    """Every value under its dotted key; entries of lists under their number."""
-    out: dict[str, Any] = {}
-    for key, value in tree.items() if isinstance(tree, Mapping) else enumerate(tree):
-        if isinstance(value, (dict, list)) and value:
-            out |= flat(value, f"{prefix}{key}.")
-        else:
-            out[f"{prefix}{key}"] = value
-    return out
 
 
 def _input_differences(first: Lineage | None, second: Lineage | None) -> dict[str, list[Any]]:

@@ -20,6 +20,7 @@ from typing import Any, Final
 import yaml
 
 from surefoot.config import Config, RewardTerm
+from surefoot.config.flat import flat
 from surefoot.errors import RunFolderError
 
 logger = logging.getLogger("surefoot")
@@ -155,7 +156,7 @@ def _flat_config(text: str) -> dict[str, Any]:
         raise RunFolderError("the stored config.yaml is not valid YAML", got=" ".join(str(error).split())) from error
     if not isinstance(tree, dict):
         raise RunFolderError("the stored config.yaml holds no sections", got=repr(text[:60]))
-    return {**_flat(Config().model_dump(mode="json")), **_flat(_with_whole_terms(tree))}
+    return {**flat(Config().model_dump(mode="json")), **flat(_with_whole_terms(tree))}
 
 
 def _with_whole_terms(tree: dict[str, Any]) -> dict[str, Any]:
@@ -166,14 +167,3 @@ def _with_whole_terms(tree: dict[str, Any]) -> dict[str, Any]:
     default = RewardTerm(name="any", target="any").model_dump(mode="json")
     whole = [{**default, **term} if isinstance(term, dict) else term for term in reward["terms"]]
     return {**tree, "reward": {**reward, "terms": whole}}
-
-
-def _flat(tree: Mapping[str, Any] | list[Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tree.items() if isinstance(tree, Mapping) else enumerate(tree):
-        name = f"{prefix}{key}"
-        if isinstance(value, (Mapping, list)) and value:
-            flat.update(_flat(value, f"{name}."))
-        else:
-            flat[name] = value
-    return flat
