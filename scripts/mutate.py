@@ -529,7 +529,7 @@ MUTATIONS = (
     Mutation(
         "a schedule that steps left out do not move",
         "training/update.py",
-        "optimizer.move_to((step - 1) * cfg.ppo.epochs * cfg.ppo.minibatches)",
+        "optimizer.move_to(position_of(step, cfg))",
         "pass",
         (SCHEDULE,),
     ),
@@ -593,8 +593,8 @@ MUTATIONS = (
     Mutation(
         "adapters folded in without their scale",
         "models/decoder.py",
-        "torch.addmm(m.weight, m.up, m.down, alpha=m.scale)",
-        "torch.addmm(m.weight, m.up, m.down)",
+        "torch.addmm(weight, m.up, m.down, alpha=m.scale)",
+        "torch.addmm(weight, m.up, m.down)",
         ("tests/models/test_decoder.py",),
     ),
     Mutation(
