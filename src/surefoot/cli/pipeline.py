@@ -10,6 +10,7 @@ from pathlib import Path
 
 from surefoot.assembly.pipeline import Decision, StageFailed, Stopped, check_inputs, decide, run_pipeline
 from surefoot.assembly.pipeline_state import State
+from surefoot.cli.eval_reward_model import read_settings
 from surefoot.cli.table import aligned
 from surefoot.config.pipeline import Pipeline, load_pipeline
 from surefoot.errors import ConfigError
@@ -25,6 +26,8 @@ def run_pipeline_file(file: Path, overrides: Sequence[str], *, start: str | None
     names = [stage.name for stage in pipeline.stages]
     if start is not None and start not in names:
         raise ConfigError("no stage has this name", got=start, allowed=", ".join(names))
+    for stage in pipeline.stages:
+        read_settings(stage.entry.settings)
     if dry_run:
         return _print(planned(pipeline, start), pipeline, as_json=as_json)
     try:

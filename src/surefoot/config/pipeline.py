@@ -1,6 +1,7 @@
 """A pipeline file: stages in order, each with an ordinary config, and what they take from each other. Torch-free.
 
-A value ``stage:NAME/PATH`` in a stage's config is that path in the folder of an earlier stage.
+A value ``stage:NAME/PATH`` in a stage's config is that path in the folder of an earlier stage,
+``pipeline:NAME/STAGE/PATH`` one in another pipeline's folder that lies beside this one's.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from surefoot.errors import ConfigError
 
 Kind = Literal["sft", "reward-model", "train", "sample", "eval-reward-model", "command"]
 REFERENCE: Final = "stage:"
+ANOTHER: Final = "pipeline:"
 NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9_-]*$"
 
 
@@ -201,12 +203,13 @@ def _stage(
     own = StageEntry.model_validate(_mapped(entry.model_dump(), replaced))
     _fits(own)
     if own.kind in ("command", "eval-reward-model"):
-        if overrides:
+        if overrides and own.kind == "command":
             raise ConfigError(f"stage {own.name} has no config to override", got=overrides[0], hint="change the file")
         placed = {
             "inputs": [str(_place(base, one)) for one in own.inputs],
             "pairs": own.pairs and str(_place(base, own.pairs)),
             "model": own.model and str(_place(base, own.model)),
+            "settings": [*own.settings, *overrides],
         }
         return Stage(own.model_copy(update=placed), folder / own.name, None, frozenset(taken))
     beside = _beside(base / own.config, replaced) if own.config else {}
@@ -275,8 +278,10 @@ def _fits(entry: StageEntry) -> None:
 def _replaced(text: str, own: str, folder: Path, earlier: Mapping[str, Sequence[str]], taken: set[str]) -> str:
     """A reference as the path it stands for; other texts as they are."""
     file, colon, function = text.rpartition(":")
-    if file.startswith(REFERENCE) and colon:  # stage:NAME/reward.py:function
+    if file.startswith((REFERENCE, ANOTHER)) and colon:  # stage:NAME/reward.py:function
         return f"{_replaced(file, own, folder, earlier, taken)}:{function}"
+    if text.startswith(ANOTHER):
+        return str(_made_by_another(text, own, folder))
     if not text.startswith(REFERENCE):
         return text
     name, _, rest = text.removeprefix(REFERENCE).partition("/")
@@ -300,6 +305,23 @@ def _replaced(text: str, own: str, folder: Path, earlier: Mapping[str, Sequence[
     if name != own:
         taken.add(name)
     return str(folder / name / rest)
+
+
+def _made_by_another(text: str, own: str, folder: Path) -> Path:
+    """What a finished pipeline beside this one left."""
+    rest = Path(text.removeprefix(ANOTHER))
+    if ".." in rest.parts or rest.is_absolute() or not rest.parts:
+        raise ConfigError("a reference stays inside the other pipeline's folder", got=text, hint="leave .. out")
+    found = folder.parent / rest
+    if rest.parts[0] == folder.name:
+        raise ConfigError(f"stage {own} names its own pipeline as another one", got=text, hint=f"{REFERENCE}NAME/PATH")
+    if not found.exists():
+        raise ConfigError(
+            f"stage {own} takes what another pipeline has not made",
+            got=f"{text} ({found})",
+            hint=f"run the pipeline {rest.parts[0]} first, with the same pipeline.dir",
+        )
+    return found
 
 
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:

@@ -131,6 +131,30 @@ def film_key(title: str) -> str:
     return "".join(character for character in title.casefold() if character.isalnum())
 
 
+def title_in(prompt: str) -> str:
+    """The film that a prompt asks about, whatever chat template stands around it.
+
+    Raises:
+        DataError: it is no such prompt.
+    """
+    start, end = PROMPT.split("{title}")
+    _, found, rest = prompt.rpartition(start)
+    title, closed, _ = rest.rpartition(end)
+    if not (found and closed):
+        raise DataError("the prompt asks for no review of a film", got=prompt[:80], allowed=PROMPT)
+    return title
+
+
+def asked_for(title: str) -> list[dict[str, str]]:
+    """The chat that asks for a review of a film."""
+    return [{"role": "user", "content": PROMPT.format(title=title)}]
+
+
+def review_of(prompt: str, text: str) -> list[dict[str, str]]:
+    """The chat in which a review is given, from a rendered prompt."""
+    return [*asked_for(title_in(prompt)), {"role": "assistant", "content": text}]
+
+
 def film_prompts(
     reviews: Sequence[Review], *, seed: int, held_out: int, train: int | None = None
 ) -> tuple[list[str], list[str]]:
@@ -185,12 +209,7 @@ def write_prompts(path: Path, titles: Sequence[str], *, apart_from: Iterable[str
             "there are no films" if not titles else "a film stands twice" if repeated else "a film is in both splits"
         )
         raise DataError(f"{problem}, {path} is not written", got=(repeated or shared)[:3])
-    lines = (
-        json.dumps(
-            {"prompt": [{"role": "user", "content": PROMPT.format(title=title)}], "film": title}, ensure_ascii=False
-        )
-        for title in titles
-    )
+    lines = (json.dumps({"prompt": asked_for(title), "film": title}, ensure_ascii=False) for title in titles)
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     aside.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
