@@ -127,6 +127,7 @@ OTHER: dict[str, Any] = {
     },
     "optim": {
         "policy_lr": 3e-7,
+        "offload": True,
         "critic_lr": 3e-6,
         "schedule": "cosine",
         "warmup_steps": 3,

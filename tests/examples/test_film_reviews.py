@@ -221,7 +221,14 @@ def test_the_whole_example_on_a_toy(tmp_path: Path, rated: list[Any]) -> None:
     small = ["sft.sft.steps=1", "sft.sft.max_tokens=128", "reward.reward_model.steps=1"]
     small += ["reward.reward_model.max_tokens=128", "tests.accuracy=0", "tests.segment_accuracy=0"]
     small += ["tests.shift=99", "ppo.run.steps=1", "ppo.rollout.prompts_per_step=4", "ppo.rollout.max_new_tokens=6"]
-    surefoot(tmp_path, "pipeline", "films/judges.yaml", *more, "judge.reward_model.steps=1", "judge.reward_model.max_tokens=128")
+    surefoot(
+        tmp_path,
+        "pipeline",
+        "films/judges.yaml",
+        *more,
+        "judge.reward_model.steps=1",
+        "judge.reward_model.max_tokens=128",
+    )
     surefoot(tmp_path, "pipeline", "films/films.yaml", *more, *small)
     made = tmp_path / "runs" / "film-reviews" / "seed-0"
     verdict = json.loads((made / "verdict" / "verdict.json").read_bytes())

@@ -18,7 +18,7 @@ import torch
 from surefoot.assembly.model_shape import ModelShape
 from surefoot.assembly.models import choose_device
 from surefoot.assembly.phases import Holder, Phase, largest_parts, phases_of
-from surefoot.assembly.roles import POLICY, REWARD, Role, in_full, lora_of, role_of, shapes_of, width_of
+from surefoot.assembly.roles import POLICY, REWARD, Role, in_full, lora_of, roles_of, shapes_of, width_of
 from surefoot.assembly.step_sizes import StepSizes, step_sizes
 from surefoot.config import Config
 
@@ -122,7 +122,7 @@ def memory_for(
     device = choose_device(config.run.device)
     sizes = step_sizes(config, prompts, device)
     shapes = shapes_of(config, model_config)
-    roles = {name: role_of(config, name, shape) for name, shape in shapes.items()}
+    roles = roles_of(config, shapes, device)
     trained, width, lora = sum(role.gradients for role in roles.values()), width_of(config), lora_of(config, POLICY)
     parameters = shapes[POLICY].parameters + (0 if lora is None else lora.copies * lora.parameters(shapes[POLICY]))
     run = Holder(config, shapes, roles, device)

@@ -33,6 +33,7 @@ from surefoot.assembly.roles import (
 from surefoot.assembly.step_sizes import StepSizes
 from surefoot.config import Config
 from surefoot.rollout.decoding import PREFILL_TOKENS
+from surefoot.training.offload import PART_BYTES
 
 
 @dataclass(frozen=True)
@@ -195,6 +196,8 @@ def _update_of(run: Holder, sizes: StepSizes, name: str) -> Iterable[Phase]:
         logits = logits_at_a_time(model.shape, laid.actions, model.width, scaled=scaled, entropy=entropy)
         yield Phase(name, {**kept, "logits": logits})
     yield Phase(name, {**kept, "passing_gradients": backward_of_a_layer(model, laid)})
+    if run.roles[name].offloaded:
+        yield Phase(name, {"gradients": gradients, "moments": 2 * min(PART_BYTES, gradients)})
     if not model.ranks:
         # The embedding's gradient comes last, beside that of an output layer tied to it.
         embedding = model.shape.vocabulary * model.shape.hidden * model.width

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from surefoot.assembly.model_shape import ModelShape, shape_of
 from surefoot.assembly.models import critic_source
@@ -19,15 +22,21 @@ POLICY, CRITIC, VALUE_HEAD, REFERENCE, REWARD = "policy", "critic", "value head"
 
 @dataclass(frozen=True)
 class Role:
-    """Bytes that a role needs: its weights, and where it is trained gradients and Adam's two moments."""
+    """Bytes that a role needs: its weights, and where it is trained gradients and Adam's two moments.
+
+    Attributes:
+        parameters, gradients: bytes.
+        offloaded: the moments are in the machine's memory, and the role on a GPU.
+    """
 
     parameters: int
     gradients: int = 0
+    offloaded: bool = False
 
     @property
     def optimizer(self) -> int:
-        """Bytes of the moments."""
-        return 2 * self.gradients
+        """Bytes of the moments where the role is."""
+        return 0 if self.offloaded else 2 * self.gradients
 
     def as_json(self) -> dict[str, int]:
         """The three parts."""
@@ -104,6 +113,12 @@ def shapes_of(config: Config, model_config: Any) -> dict[str, ModelShape]:
     if config.model.reference is not None or lora_of(config, POLICY) is None:
         shapes[REFERENCE] = of(config.model.reference or str(config.model.policy))
     return shapes | {f"{REWARD} {t.name}": of(t.place) for t in config.reward.terms if t.kind == "model"}
+
+
+def roles_of(config: Config, shapes: Mapping[str, ModelShape], device: torch.device) -> dict[str, Role]:
+    """What each role keeps in a device's memory."""
+    away = config.optim.offload and device.type == "cuda"
+    return {name: replace(role_of(config, name, shape), offloaded=away) for name, shape in shapes.items()}
 
 
 def role_of(config: Config, name: str, shape: ModelShape) -> Role:

@@ -83,6 +83,11 @@ _RULES: Final = (
         "has no effect: in half precision the layers' own weights are used anyway",
     ),
     _Rule(
+        ("optim.offload",),
+        lambda c: c.run.device == "cpu",
+        "has no effect: on a CPU the moments are in the machine's memory anyway",
+    ),
+    _Rule(
         ("optim.warmup_steps",),
         lambda c: 0 < c.optimizer_steps < c.optim.warmup_steps,
         "is more than the run has optimizer steps: the learning rate never reaches its full value",

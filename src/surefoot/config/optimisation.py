@@ -119,6 +119,9 @@ class OptimSection(Section):
     """Decoupled weight decay."""
     max_grad_norm: PositiveFloat | None = 1.0
     """Gradients are scaled down to this norm, a separate critic's by itself; null: off."""
+    offload: bool = False
+    """On a GPU: keep Adam's moments in the machine's memory and bring them over a part at a time. Saves 8 bytes a
+    trained parameter there, costs their way over the bus at each optimizer step. The same numbers."""
 
 
 class BatchSection(Section):

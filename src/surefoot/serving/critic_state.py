@@ -85,10 +85,7 @@ class TrainedCritic:
         """Take weights and optimizer to a device, in place."""
         self.critic.trunk.to(device)
         self.critic.head.to(device)
-        for state in self.optimizer.adam.state.values():
-            for name, tensor in state.items():
-                if isinstance(tensor, Tensor) and not (name == "step" and not self.optimizer.adam.defaults["fused"]):
-                    state[name] = tensor.to(device)
+        self.optimizer.move(device)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,10 @@ from torch import Tensor, nn
 
 from surefoot.config import OptimSection
 from surefoot.errors import CheckpointError, TrainingError
+from surefoot.training.offload import MOMENTS, put_away, step_in_parts
+
+HOME = torch.device("cpu")
+"""Where offloaded moments live."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,10 @@ class Optimizer:
         if not math.isfinite(loss) or not math.isfinite(norm):
             return self._skip(lr, loss, norm)
         self.skipped_in_a_row = 0
-        self.adam.step()
+        if self.cfg.offload:
+            step_in_parts(self.adam, home=HOME)
+        else:
+            self.adam.step()
         self.zero()
         return StepOutcome(norm, lr, skipped=False)
 
@@ -159,6 +166,15 @@ class Optimizer:
         }
         return tensors, counts
 
+    def move(self, device: torch.device) -> None:
+        """Take what stands beside the parameters to where these have gone."""
+        fused = bool(self.adam.defaults["fused"])
+        for state in self.adam.state.values():
+            for name, tensor in state.items():
+                stays = (name in MOMENTS and self.cfg.offload) or (name == "step" and not fused)
+                if isinstance(tensor, Tensor) and not stays:
+                    state[name] = tensor.to(device)
+
     def load(self, tensors: Mapping[str, Tensor], counts: Mapping[str, Any]) -> None:
         """Continue from :meth:`state`, whose tensors are copied.
 
@@ -180,6 +196,8 @@ class Optimizer:
                 part: value.to(parameter.device if fused or part != "step" else "cpu").clone()
                 for part, value in state.items()
             }
+            if self.cfg.offload:
+                put_away(self.adam.state[parameter], HOME)
         self.steps_taken = int(counts["steps_taken"])
         self.skipped_in_a_row = int(counts["skipped_in_a_row"])
         self.skipped_total = int(counts["skipped_total"])
