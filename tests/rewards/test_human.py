@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from surefoot.config import RewardModelSection
+from surefoot.data.preferences import read_preferences
 from surefoot.errors import DataError, RewardError
 from surefoot.records import Prompt, Rollout, Trajectory, digest_of
 from surefoot.rewards import HumanReward, Ratings
@@ -156,9 +158,15 @@ def test_what_waits_is_written_once_as_a_task_that_can_be_rated(tmp_path: Path) 
     assert tasks(asked) == [
         {"digest": digest_of("p:", text), "term": "h", "prompt": "p:", "response": text} for text in ("b", "c")
     ]
-    # A task with a rating added is a line of ratings.
+    # A task with a rating added is a line of ratings, and of a reward model's preferences.
     write(file, {**tasks(asked)[0], "rating": 3})
     assert values(reward, "b", "c") == [3.0, None]
+    rated = write(
+        tmp_path / "rated.jsonl",
+        *({**task, "rating": points} for task, points in zip(tasks(asked), (3, 5), strict=True)),
+    )
+    found = read_preferences(str(rated), RewardModelSection(), chats=False)
+    assert [(pair.chosen, pair.rejected, pair.margin) for pair in found.pairs] == [("p:c", "p:b", 2.0)]
 
 
 def test_a_resumed_run_asks_for_nothing_twice_and_mends_a_torn_line(tmp_path: Path) -> None:
