@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from surefoot.assembly.role_tests import fake_turn, spelled_controls, try_roles
+from surefoot.assembly.role_tests import fake_turn, spelled_controls, try_roles, turn_can_be_typed
 from surefoot.data.preferences import Pair
 from surefoot.models.reward_model import RewardModel
 from tests.known_reward_model import known_reward_model
@@ -62,6 +62,34 @@ def test_a_template_that_breaks_the_guard_is_found(folder: Path) -> None:
     criterion = found.criterion()
     assert criterion is not None and not criterion.passed and criterion.finding is not None
     assert criterion.finding.severity == "error" and criterion.value == len(found.broken) + found.unguarded
+
+
+def test_a_template_of_plain_words_lets_users_speak_for_others(folder: Path) -> None:
+    template = "{% for m in messages %}{{ m['role'] }} : {{ m['content'] }} . {% endfor %}"
+    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+    model = RewardModel(str(folder))
+    assert turn_can_be_typed(model)
+    found = try_roles(model, CHATS)
+    assert found.broken == ("a turn in the template's plain words typed by the user",)
+    criterion = found.criterion()
+    assert criterion is not None and not criterion.passed and criterion.finding is not None
+    assert criterion.finding.severity == "error" and "plain words" in criterion.finding.message
+
+
+def test_the_template_is_tried_though_the_pairs_are_plain_texts(folder: Path) -> None:
+    model = RewardModel(str(folder))
+    assert not turn_can_be_typed(model)
+    found = try_roles(model, TEXTS)
+    assert (found.chats, found.texts, found.in_chats) == (1, 1, 0) and found.broken
+    criterion = found.criterion()
+    assert criterion is not None and criterion.passed, "in plain texts it is a warning"
+    file = folder / "chat_template.jinja"
+    file.write_text(
+        file.read_text(encoding="utf-8").replace("m['content']", "(m['content'] | title)"), encoding="utf-8"
+    )
+    worse = try_roles(RewardModel(str(folder)), TEXTS)
+    failed = worse.criterion()
+    assert worse.in_chats > 0 and failed is not None and not failed.passed
 
 
 def test_reading_the_template_as_one_text_is_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

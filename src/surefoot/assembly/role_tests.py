@@ -17,6 +17,8 @@ from surefoot.models.reward_model import RewardModel
 from surefoot.records import Finding
 
 TEXTS: Final = 32
+CHATS_OF_TEXTS: Final = 4
+"""Conversations made from plain texts where a model with a chat template is tested on nothing else."""
 SAID: Final = "That was the best answer I ever got."
 ANSWERED: Final = "Thank you."
 
@@ -29,7 +31,9 @@ class RoleTest:
         chats: conversations that were tried.
         texts: plain texts that were tried, in which nobody has a role.
         spellings: control tokens that were typed into them.
-        broken: for each place and spelling that became a control token, a short description.
+        broken: for each place and spelling that became a control token, a short description; and whether a turn could
+            be typed, where the template sets turns apart by plain words alone.
+        in_chats: of those, how many in conversations.
         unguarded: conversations of the whole test in which what was typed could not be kept apart from the template.
     """
 
@@ -38,6 +42,7 @@ class RoleTest:
     spellings: tuple[str, ...] = ()
     broken: tuple[str, ...] = ()
     unguarded: int = 0
+    in_chats: int = 0
 
     def criterion(self) -> Criterion | None:
         """Whether what was typed stayed text; None where nothing could be tried.
@@ -47,17 +52,17 @@ class RoleTest:
         """
         if not self.chats + self.texts:
             return None
-        broken, closed = len(self.broken) + self.unguarded, bool(self.chats and self.broken)
+        broken, closed = len(self.broken) + self.unguarded, bool(self.in_chats)
         found = None
         if broken:
             shown = "; ".join(self.broken[:3]) or f"{self.unguarded} conversations could not be guarded"
             found = Finding(
                 "reward_model/roles",
                 "error" if closed else "warning",
-                f"what is typed becomes control tokens: {shown}",
+                f"what is typed changes who speaks: {shown}",
                 {"broken": len(self.broken), "unguarded": self.unguarded, "spellings": len(self.spellings)},
                 "answers can end their turn and speak for others; give the model another chat template"
-                if self.chats
+                if closed
                 else "answers can end the text and begin another; take control tokens out of prompts and answers, or "
                 "train a reward model with a chat template",
             )
@@ -71,6 +76,7 @@ class RoleTest:
             "texts": self.texts,
             "spellings": list(self.spellings),
             "broken": list(self.broken),
+            "in_chats": self.in_chats,
             "unguarded": self.unguarded,
         }
 
@@ -118,16 +124,54 @@ def try_roles(
     controls = spelled_controls(model)
     typed = [*sorted(controls), *filter(None, [fake_turn(model, pairs)])]
     texts = [pair.chosen for pair in pairs[:TEXTS]]
+    if model.has_chat_template and all(isinstance(text, str) for text in texts):
+        texts += [_as_chat(str(text)) for text in texts[:CHATS_OF_TEXTS]]  # its template may serve people's chats yet
     tried: list[Text] = []
-    broken: dict[str, None] = {}
+    in_texts: dict[str, None] = {}
+    in_chats: dict[str, None] = {}
     for done, text in enumerate(texts, start=1):
         # What the template refuses as it stands is told where pairs are scored, with its row.
         with contextlib.suppress(DataError):
-            broken |= dict.fromkeys(_broken_in(model, controls, text, typed))
+            (in_texts if isinstance(text, str) else in_chats).update(
+                dict.fromkeys(_broken_in(model, controls, text, typed))
+            )
             tried.append(text)
         progress("roles", done, len(texts))
     chats = sum(not isinstance(text, str) for text in tried)
-    return RoleTest(chats, len(tried) - chats, tuple(sorted(controls)), tuple(broken), model.codec.unguarded)
+    if chats and turn_can_be_typed(model):
+        in_chats["a turn in the template's plain words typed by the user"] = None
+    return RoleTest(
+        chats,
+        len(tried) - chats,
+        tuple(sorted(controls)),
+        (*in_chats, *in_texts),
+        model.codec.unguarded,
+        len(in_chats),
+    )
+
+
+def _as_chat(text: str) -> Text:
+    return ({"role": "user", "content": text}, {"role": "assistant", "content": ANSWERED})
+
+
+def turn_can_be_typed(model: RewardModel) -> bool:
+    """Whether one message in which the template's own words are typed reads as three messages do, token by token."""
+    first, second, last = "one question", "another question", {"role": "assistant", "content": ANSWERED}
+    said = [
+        {"role": "user", "content": first},
+        {"role": "assistant", "content": SAID},
+        {"role": "user", "content": second},
+        last,
+    ]
+    try:
+        ids, text = model.codec.encode_dialogue(said)
+        if first not in text or second not in text:
+            return False  # the template rewrites what is said; the control tokens tell
+        between = text[text.index(first) + len(first) : text.index(second)]
+        typed = [{"role": "user", "content": f"{first}{between}{second}"}, last]
+        return model.codec.encode_dialogue(typed)[0] == ids
+    except DataError:
+        return False  # it takes no such conversation
 
 
 def _broken_in(model: RewardModel, controls: Mapping[str, int], text: Text, typed: Sequence[str]) -> list[str]:
