@@ -266,6 +266,17 @@ def test_what_another_pipeline_made_is_taken(finished: Path, tmp_path: Path) -> 
     lines = (finished.parent / "out" / "films" / "ppo" / "metrics.jsonl").read_text().splitlines()
     assert (finished.parent / "out" / "second" / "count" / "lines.txt").read_text() == str(len(lines))
     assert all(what.startswith("skip") for what in run(file).values())
+    # What is half made does not count.
+    state = finished.parent / "out" / "films" / "pipeline.json"
+    before = state.read_bytes()
+    try:
+        found = json.loads(before)
+        found["stages"]["ppo"]["status"] = "running"
+        state.write_text(json.dumps(found), encoding="utf-8")
+        said = run(file, code=2)["error"]
+        assert "takes what another pipeline has not finished; got: films/ppo" in said
+    finally:
+        state.write_bytes(before)
 
 
 def test_the_settings_of_a_test_can_be_overridden(finished: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from surefoot.config.pipeline import load_pipeline
 from surefoot.data.cards import check_cards
 from surefoot.data.film_reviews import Review
 from surefoot.errors import DataError
@@ -23,6 +24,7 @@ from tests.examples.example_scripts import EXAMPLES, script
 
 prepare = script("film-reviews", "prepare")
 evaluate = script("film-reviews", "evaluate")
+films = script("film-reviews", "films")
 FILMS = [f"Film {n}" for n in range(40)]
 
 
@@ -231,6 +233,11 @@ def test_the_whole_example_on_a_toy(tmp_path: Path, rated: list[Any]) -> None:
     )
     surefoot(tmp_path, "pipeline", "films/films.yaml", *more, *small)
     made = tmp_path / "runs" / "film-reviews" / "seed-0"
+    place = f"pipeline.dir={made.parent}"
+    for own_judges, own_films in films.SIZES.values():  # every key that the sizes set is one
+        assert len(load_pipeline(folder / "judges.yaml", [place, *more, *own_judges]).stages) == 2
+        short = load_pipeline(folder / "films.yaml", [place, *more, *own_films])
+        assert [stage.name for stage in short.stages] == ["sft", "reward", "tests", "ppo", "verdict"]
     verdict = json.loads((made / "verdict" / "verdict.json").read_bytes())
     assert verdict["films"] == len(prepare.files_of(rated)["prompts-held-out.jsonl"]) and verdict["step"] == 1
     assert evaluate.main(["pool", str(tmp_path), str(made / "verdict")]) == 0

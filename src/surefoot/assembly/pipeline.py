@@ -142,6 +142,21 @@ def check_inputs(pipeline: Pipeline) -> None:
             checked = path.is_absolute() or stage.entry.kind == "command"
             if kind != "module" and checked and not path.exists() and not any(map(path.is_relative_to, made)):
                 raise ConfigError(f"stage {stage.name}: {key} is not there", got=place, hint="correct the path")
+        for folder in sorted(stage.borrows):
+            _check_borrowed(stage.name, folder, pipeline.folder.parent)
+
+
+def _check_borrowed(name: str, folder: Path, runs: Path) -> None:
+    """What another pipeline made counts only where it has been finished."""
+    other, *stages = folder.relative_to(runs).parts
+    records = State(runs / other, other).records
+    unfinished = [one for one in stages or records if one not in records or records[one].status != "finished"]
+    if unfinished or not records:
+        raise ConfigError(
+            f"stage {name} takes what another pipeline has not finished",
+            got=", ".join(f"{other}/{one}" for one in unfinished) or str(runs / other),
+            hint=f"run the pipeline {other} to its end first",
+        )
 
 
 def run_pipeline(pipeline: Pipeline, *, start: str | None = None, say: Say = lambda text: None) -> list[Decision]:

@@ -89,12 +89,14 @@ class Stage:
         folder: its own.
         config: of a command of Surefoot's; None for the others.
         takes: names of the earlier stages that it takes something from.
+        borrows: folders in other pipelines' that it takes something from: a stage's, or a whole pipeline's.
     """
 
     entry: StageEntry
     folder: Path
     config: Config | None
     takes: frozenset[str]
+    borrows: frozenset[Path] = frozenset()
 
     @property
     def name(self) -> str:
@@ -196,9 +198,10 @@ def _stage(
     overrides: Sequence[str],
 ) -> Stage:
     taken: set[str] = set()
+    borrowed: set[Path] = set()
 
     def replaced(text: str) -> str:
-        return _replaced(text, entry.name, folder, earlier, taken)
+        return _replaced(text, entry.name, folder, earlier, taken, borrowed)
 
     own = StageEntry.model_validate(_mapped(entry.model_dump(), replaced))
     _fits(own)
@@ -211,7 +214,7 @@ def _stage(
             "model": own.model and str(_place(base, own.model)),
             "settings": [*own.settings, *overrides],
         }
-        return Stage(own.model_copy(update=placed), folder / own.name, None, frozenset(taken))
+        return Stage(own.model_copy(update=placed), folder / own.name, None, frozenset(taken), frozenset(borrowed))
     beside = _beside(base / own.config, replaced) if own.config else {}
     tree = read_by(own.kind, _merged(found.defaults, beside))
     for key, value in own.set.items():
@@ -235,7 +238,7 @@ def _stage(
         raise ConfigError(
             f"stage {own.name}: {error.what}", got=error.got, allowed=error.allowed, hint=error.hint
         ) from None
-    return Stage(own, folder / own.name, config, frozenset(taken))
+    return Stage(own, folder / own.name, config, frozenset(taken), frozenset(borrowed))
 
 
 def _beside(file: Path, replaced: Callable[[str], str]) -> dict[str, Any]:
@@ -275,13 +278,15 @@ def _fits(entry: StageEntry) -> None:
         raise ConfigError(f"stage {entry.name} of kind {entry.kind} needs {', '.join(missing)}", hint="add them")
 
 
-def _replaced(text: str, own: str, folder: Path, earlier: Mapping[str, Sequence[str]], taken: set[str]) -> str:
+def _replaced(
+    text: str, own: str, folder: Path, earlier: Mapping[str, Sequence[str]], taken: set[str], borrowed: set[Path]
+) -> str:
     """A reference as the path it stands for; other texts as they are."""
     file, colon, function = text.rpartition(":")
     if file.startswith((REFERENCE, ANOTHER)) and colon:  # stage:NAME/reward.py:function
-        return f"{_replaced(file, own, folder, earlier, taken)}:{function}"
+        return f"{_replaced(file, own, folder, earlier, taken, borrowed)}:{function}"
     if text.startswith(ANOTHER):
-        return str(_made_by_another(text, own, folder))
+        return str(_made_by_another(text, own, folder, borrowed))
     if not text.startswith(REFERENCE):
         return text
     name, _, rest = text.removeprefix(REFERENCE).partition("/")
@@ -307,7 +312,7 @@ def _replaced(text: str, own: str, folder: Path, earlier: Mapping[str, Sequence[
     return str(folder / name / rest)
 
 
-def _made_by_another(text: str, own: str, folder: Path) -> Path:
+def _made_by_another(text: str, own: str, folder: Path, borrowed: set[Path]) -> Path:
     """What a finished pipeline beside this one left."""
     rest = Path(text.removeprefix(ANOTHER))
     if ".." in rest.parts or rest.is_absolute() or not rest.parts:
@@ -321,6 +326,7 @@ def _made_by_another(text: str, own: str, folder: Path) -> Path:
             got=f"{text} ({found})",
             hint=f"run the pipeline {rest.parts[0]} first, with the same pipeline.dir",
         )
+    borrowed.add(folder.parent.joinpath(*rest.parts[:2]))
     return found
 
 
