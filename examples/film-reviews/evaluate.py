@@ -144,15 +144,20 @@ def evaluate(run: Path, judges: Path, out: Path) -> dict[str, Any]:
 
 def pool(out: Path, folders: Sequence[Path]) -> dict[str, Any]:
     """Several seeds as one: every film counts with the mean over its seeds."""
+    names = [folder.resolve().parent.name for folder in folders]
+    if len(set(names)) < len(names):
+        raise DataError("a seed is pooled with itself", got=", ".join(names), hint="name each run once")
     singles = [json.loads((folder / "verdict.json").read_bytes()) for folder in folders]
     rows = [
-        row | {"seed": seed} for seed, folder in enumerate(folders) for row in read_records(folder / "scores.jsonl")
+        row | {"seed": name}
+        for name, folder in zip(names, folders, strict=True)
+        for row in read_records(folder / "scores.jsonl")
     ]
     found = verdict_of(rows) | {
-        "seeds": [
-            {"kl": one["kl"], "step": one["step"], **{judge: one["wins"][judge]["share"] for judge in JUDGES}}
-            for one in singles
-        ]
+        "seeds": {
+            name: {"kl": one["kl"], "step": one["step"], **{judge: one["wins"][judge] for judge in JUDGES}}
+            for name, one in zip(names, singles, strict=True)
+        }
     }
     out.mkdir(parents=True, exist_ok=True)
     write_file(out / "pooled.json", json_bytes(found, indent=1))
@@ -170,9 +175,9 @@ def table(found: Mapping[str, Any]) -> str:
         lines.append(f"  {key:26}{found[BEFORE][key]:9.3f}{found[AFTER][key]:9.3f}")
     if "kl" in found:
         lines.append(f"KL to the fine-tuned model, nats a review: {found['kl']:.2f} after step {found['step']}")
-    for number, one in enumerate(found.get("seeds", ())):
-        shares = ", ".join(f"{judge} {one[judge]:.3f}" for judge in JUDGES)
-        lines.append(f"seed {number}: KL {one['kl']:.2f}, {shares}")
+    for name, one in found.get("seeds", {}).items():
+        shares = ", ".join(f"{judge} {one[judge]['share']:.3f}" for judge in JUDGES)
+        lines.append(f"{name}: KL {one['kl']:.2f}, {shares}")
     return "\n".join(lines) + "\n"
 
 

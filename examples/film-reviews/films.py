@@ -7,13 +7,14 @@ then the seeds pooled.
 from __future__ import annotations
 
 import argparse
-import signal
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from evaluate import pool, table
+
+from surefoot.cli.pipeline import run_pipeline_file
 from surefoot.data.smollm2 import smollm2
 from surefoot.errors import UserError
 
@@ -28,30 +29,26 @@ SIZES: Final = {
             "ppo.run.steps=6",
             "ppo.evaluate.max_prompts=40",
             "tests.max_pairs=30",
+            "tests.accuracy=0",
+            "tests.segment_accuracy=0",
             "tests.shift=10",
+            "tests.shift.praise_words=10",
+            "tests.shift.flattery=10",
         ],
     ),
 }
-"""What is set in the two files; the short form holds its reward model to no test of its surface."""
+"""What is set in the two files; the short form holds its reward model to nothing: 30 pairs would say nothing."""
+GATE: Final = 1
+"""Exit code of a seed whose reward model did not pass its tests."""
 
 
-def run(*command: str) -> None:
-    """Run to the end, output as it comes; ends this program with the command's exit code when that is not 0."""
-    program = subprocess.Popen([sys.executable, *command])
-    signal.signal(signal.SIGTERM, lambda number, frame: program.send_signal(number))
-    while True:
-        try:
-            code = program.wait()
-            break
-        except KeyboardInterrupt:  # the program was told as well, and saves what it has
-            continue
-    if code:
-        sys.exit(code if code > 0 else 128 - code)
-
-
-def surefoot(*arguments: str) -> None:
-    """A command of Surefoot's."""
-    run("-c", "from surefoot.cli.main import main; main()", *arguments)
+def pipeline(file: str, settings: Sequence[str]) -> int:
+    """Run one of the two files; gives its exit code."""
+    try:
+        return run_pipeline_file(HERE / file, settings, start=None, dry_run=False, as_json=False)
+    except UserError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -62,20 +59,26 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--dir", type=Path, default=Path("runs"))
     asked = parser.parse_args(arguments)
     folder = asked.dir / ("film-reviews" if asked.size == "full" else f"film-reviews-{asked.size}")
-    judges, films = SIZES[asked.size]
+    for_judges, for_films = SIZES[asked.size]
     try:
         shared = [f"pipeline.dir={folder}", f"defaults.model.policy={smollm2()}"]
     except UserError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"error: {error}\n")
         return error.exit_code
-    surefoot("pipeline", str(HERE / "judges.yaml"), *shared, *judges)
-    verdicts = []
-    for seed in asked.seeds:
+    if code := pipeline("judges.yaml", [*shared, *for_judges]):
+        return code
+    codes = {}
+    for seed in dict.fromkeys(asked.seeds):
         own = [f"pipeline.name=seed-{seed}", f"defaults.run.seed={seed}"]
-        surefoot("pipeline", str(HERE / "films.yaml"), *shared, *own, *films)
-        verdicts.append(folder / f"seed-{seed}" / "verdict")
-    run(str(HERE / "evaluate.py"), "pool", str(folder), *map(str, verdicts))
-    return 0
+        codes[seed] = pipeline("films.yaml", [*shared, *own, *for_films])
+        if codes[seed] not in (0, GATE):
+            return codes[seed]
+    passed = [seed for seed, code in codes.items() if code == 0]
+    if passed:
+        sys.stdout.write(table(pool(folder, [folder / f"seed-{seed}" / "verdict" for seed in passed])))
+    for seed in (seed for seed in codes if seed not in passed):
+        sys.stdout.write(f"seed {seed}: its reward model did not pass its tests, so there was no PPO\n")
+    return 0 if len(passed) == len(codes) else GATE
 
 
 if __name__ == "__main__":

@@ -22,16 +22,13 @@ from surefoot.records import digest_of as answer_digest
 from surefoot.training.durable import json_bytes, write_file
 
 DIGITS: Final = ("1", "2", "3", "4", "5")
-ASKED: Final = (
-    'Review of the film "{title}": {text}\n\nHow positive is this review, from 1 (very negative) to 5 (very positive)? '
-    "Answer with one digit."
-)
-PER_FILM: Final = {"train": 3, "judge": 5, "held_out": 3}
+ASKED: Final = "Review of a film: {text}\n\nHow positive is it, from 1 (bad) to 5 (good)? Answer with one digit."
+PER_FILM: Final = {"train": 3, "judge": 5, "held_out": 2}
 
 
 def asked(review: Rated) -> list[dict[str, str]]:
     """The chat that asks for a digit."""
-    return [{"role": "user", "content": ASKED.format(title=review.film, text=review.text)}]
+    return [{"role": "user", "content": ASKED.format(text=review.text)}]
 
 
 def agreement(ratings: Sequence[float], digit: str) -> float:

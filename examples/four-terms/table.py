@@ -1,7 +1,8 @@
 """What each term of the reward does: ``python table.py HELD-OUT.jsonl OUT.json RUN RUN ...``, the first with all terms.
 
 Of held-out reviews: people's agreement with the digit (0 for an answer that is none), whether it is one digit, whether
-it is clean; each as a mean with its interval over films, and as the paired difference to the run with all terms.
+it is clean; each as a mean with its interval over films, and as the paired difference to the run with all terms. A run
+is one training with one seed: the intervals know nothing of what another seed would have done.
 """
 
 from __future__ import annotations
@@ -24,8 +25,13 @@ def measured(rows: Sequence[Mapping[str, Any]], records: Sequence[Mapping[str, A
     Raises:
         DataError: the evaluation is of other prompts.
     """
-    if len(rows) != len(records):
-        raise DataError("the evaluation is not of these prompts", got=f"{len(records)} of {len(rows)}")
+    same = [row["prompt"][-1]["content"] in record["prompt"] for row, record in zip(rows, records, strict=False)]
+    if not (len(rows) == len(records) and all(same)):
+        raise DataError(
+            "the evaluation is not of these prompts",
+            got=f"{len(records)} responses to {len(rows)} prompts, {sum(same)} of them the same",
+            hint="name the file that the runs were evaluated on",
+        )
     return {
         "agreement": [row["agreement"].get(r["response"], 0.0) for row, r in zip(rows, records, strict=True)],
         **{name: [r["score_terms"][name] for r in records] for name in MEASURED[1:]},

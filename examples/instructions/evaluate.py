@@ -18,7 +18,7 @@ from surefoot.training.durable import json_bytes, read_records, write_file
 TERM = "followed"
 
 
-def scores_of(run: Path, step: int, count: int) -> list[float]:
+def scores_of(run: Path, step: int, rows: Sequence[Mapping[str, Any]]) -> list[float]:
     """Of each held-out prompt the share of its constraints that hold.
 
     Raises:
@@ -26,9 +26,12 @@ def scores_of(run: Path, step: int, count: int) -> list[float]:
     """
     records = read_records(run / "evaluations" / f"step-{step}.jsonl")
     found = [record["score_terms"].get(TERM) for record in records]
-    if len(found) != count or None in found:
+    same = [row["prompt"][-1]["content"] in record["prompt"] for row, record in zip(rows, records, strict=False)]
+    if not (len(records) == len(rows) and all(same)) or None in found:
         raise DataError(
-            "the run's evaluation is not of these prompts, one response each", got=f"{len(found)} of {count}"
+            "the run's evaluation is not of these prompts, one response each",
+            got=f"{len(records)} responses to {len(rows)} prompts, {sum(same)} of them the same",
+            hint="name the file that the run was evaluated on",
         )
     return found
 
@@ -60,7 +63,7 @@ def main(run: Path, held_out: Path, out: Path | None = None) -> int:
     try:
         if len(steps) < 2:
             raise DataError("the run has no evaluation before and after training", got=str(run))
-        found = compared(rows, *(scores_of(run, step, len(rows)) for step in (steps[0], steps[-1])))
+        found = compared(rows, *(scores_of(run, step, rows) for step in (steps[0], steps[-1])))
     except UserError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code

@@ -64,21 +64,38 @@ def test_a_template_that_breaks_the_guard_is_found(folder: Path) -> None:
     assert criterion.finding.severity == "error" and criterion.value == len(found.broken) + found.unguarded
 
 
-def test_a_template_of_plain_words_lets_users_speak_for_others(folder: Path) -> None:
-    template = "{% for m in messages %}{{ m['role'] }} : {{ m['content'] }} . {% endfor %}"
+PLAIN = "{% for m in messages %}{{ m['role'] }} : {{ m['content'] }} . {% endfor %}"
+CLOSED = (
+    "{% for m in messages %}{{ m['role'] }} : {{ m['content'] }}"
+    "{% if m['role'] == 'assistant' %}<|im_end|>{% endif %} {% endfor %}"
+)
+
+
+@pytest.mark.parametrize(("template", "who"), [(PLAIN, ["user", "assistant"]), (CLOSED, ["user"])])
+def test_a_template_of_plain_words_lets_people_speak_for_others(template: str, who: list[str], folder: Path) -> None:
+    """Also where only the assistant's turns end in a token: then the user can begin the assistant's."""
     (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
     model = RewardModel(str(folder))
-    assert turn_can_be_typed(model)
+    assert turn_can_be_typed(model) == who
     found = try_roles(model, CHATS)
-    assert found.broken == ("a turn in the template's plain words typed by the user",)
+    assert found.broken == tuple(f"a turn in the template's plain words typed by the {one}" for one in who)
     criterion = found.criterion()
     assert criterion is not None and not criterion.passed and criterion.finding is not None
     assert criterion.finding.severity == "error" and "plain words" in criterion.finding.message
 
 
+def test_a_template_that_cannot_be_used_does_not_stop_the_test_of_plain_texts(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text("{{ raise_exception('no chats') }}", encoding="utf-8")
+    found = try_roles(RewardModel(str(folder)), TEXTS)
+    assert (found.chats, found.texts, found.in_chats) == (0, 1, 0)
+    (folder / "chat_template.jinja").write_text("{% for m in %}", encoding="utf-8")
+    found = try_roles(RewardModel(str(folder)), TEXTS)
+    assert (found.chats, found.texts) == (0, 1)
+
+
 def test_the_template_is_tried_though_the_pairs_are_plain_texts(folder: Path) -> None:
     model = RewardModel(str(folder))
-    assert not turn_can_be_typed(model)
+    assert turn_can_be_typed(model) == []
     found = try_roles(model, TEXTS)
     assert (found.chats, found.texts, found.in_chats) == (1, 1, 0) and found.broken
     criterion = found.criterion()

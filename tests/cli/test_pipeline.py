@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from surefoot.assembly.pipeline_state import Digests, difference, made_from
+from surefoot.assembly.pipeline_state import Digests, State, difference, made_from
 from surefoot.config.pipeline import Pipeline, load_pipeline
 from surefoot.errors import ConfigError
 from surefoot.models.toy import make_toy_model
@@ -275,6 +275,12 @@ def test_what_another_pipeline_made_is_taken(finished: Path, tmp_path: Path) -> 
         state.write_text(json.dumps(found), encoding="utf-8")
         said = run(file, code=2)["error"]
         assert "takes what another pipeline has not finished; got: films/ppo" in said
+        # Of a whole pipeline those stages count that its file has: one that was never begun, none that is gone.
+        other = State(state.parent, "films")
+        assert other.order == tuple(NAMES) and other.unfinished() == ["ppo"]
+        found["stages"]["gone"] = found["stages"].pop("ppo")
+        state.write_text(json.dumps(found), encoding="utf-8")
+        assert State(state.parent, "films").unfinished() == ["ppo"]
     finally:
         state.write_bytes(before)
 

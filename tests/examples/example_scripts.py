@@ -18,5 +18,11 @@ def script(folder: str, name: str) -> ModuleType:
     assert spec is not None and spec.loader is not None
     found = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = found
-    spec.loader.exec_module(found)
+    places = [str(EXAMPLES / name) for name in (folder, "film-reviews")]
+    sys.path[:0] = places  # as when it is run; some take from the film example
+    try:
+        spec.loader.exec_module(found)
+    finally:
+        for place in places:
+            sys.path.remove(place)
     return found

@@ -156,17 +156,19 @@ def test_wins_by_hand() -> None:
 
 
 def test_seeds_meet_only_themselves_when_pooled(tmp_path: Path) -> None:
-    for seed in (0, 1):
+    folders = [tmp_path / name / "verdict" for name in ("seed-3", "seed-5")]
+    for seed, folder in enumerate(folders):
         rows = [judged(film, when, 10 * seed + (when == "after")) for film in "abc" for when in ("before", "after")]
-        folder = tmp_path / f"seed-{seed}"
-        folder.mkdir()
+        folder.mkdir(parents=True)
         (folder / "scores.jsonl").write_bytes(b"".join(map(json_bytes, rows)))
         verdict = evaluate.verdict_of(rows) | {"kl": 3.0 + seed, "step": 2}
         (folder / "verdict.json").write_bytes(json_bytes(verdict))
-    found = evaluate.pool(tmp_path, [tmp_path / "seed-0", tmp_path / "seed-1"])
+    found = evaluate.pool(tmp_path, folders)
     assert {judge: found["wins"][judge]["share"] for judge in evaluate.JUDGES} == dict.fromkeys(evaluate.JUDGES, 1.0)
     assert found["wins"]["vader"]["count"] == 6 and found["wins"]["vader"]["groups"] == 3
-    assert [one["kl"] for one in found["seeds"]] == [3.0, 4.0]
+    assert {name: one["kl"] for name, one in found["seeds"].items()} == {"seed-3": 3.0, "seed-5": 4.0}
+    with pytest.raises(DataError, match="pooled with itself"):
+        evaluate.pool(tmp_path, [folders[0], folders[0]])
     assert json.loads((tmp_path / "pooled.json").read_bytes()) == found
 
 
@@ -193,6 +195,35 @@ def test_a_run_without_evaluations_is_refused(tmp_path: Path) -> None:
     (tmp_path / "evaluations.jsonl").write_bytes(json_bytes({"step": 0}))
     assert evaluate.main([str(tmp_path), str(tmp_path), str(tmp_path / "out")]) == 2
     assert evaluate.main(["pool"]) == 2
+
+
+def test_a_seed_that_fails_its_gate_is_told_and_the_others_are_pooled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[tuple[str, list[str]]] = []
+
+    def run(file: str, settings: list[str]) -> int:
+        asked.append((file, settings))
+        name = next((s.partition("=")[2] for s in settings if s.startswith("pipeline.name=")), "judges")
+        if name == "seed-1":
+            return int(films.GATE)
+        if name != "judges":
+            folder = tmp_path / "film-reviews" / name / "verdict"
+            folder.mkdir(parents=True)
+            rows = [judged(film, when, float(when == "after")) for film in "abc" for when in ("before", "after")]
+            (folder / "scores.jsonl").write_bytes(b"".join(map(json_bytes, rows)))
+            (folder / "verdict.json").write_bytes(json_bytes(evaluate.verdict_of(rows) | {"kl": 3.0, "step": 2}))
+        return 0
+
+    monkeypatch.setattr(films, "pipeline", run)
+    monkeypatch.setattr(films, "smollm2", lambda: tmp_path / "model")
+    assert films.main(["--dir", str(tmp_path), "--seeds", "0", "1", "2", "0"]) == 1
+    assert [file for file, _ in asked] == ["judges.yaml", *["films.yaml"] * 3]
+    assert all(f"defaults.model.policy={tmp_path / 'model'}" in settings for _, settings in asked)
+    said = capsys.readouterr().out
+    assert "seed 1: its reward model did not pass" in said and "seed-0: KL 3.00" in said and "seed-2" in said
+    monkeypatch.setattr(films, "pipeline", lambda file, settings: 143)
+    assert films.main(["--dir", str(tmp_path)]) == 143
 
 
 def surefoot(folder: Path, *arguments: str) -> None:

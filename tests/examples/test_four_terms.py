@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,7 @@ from surefoot.records import digest_of
 from surefoot.training.durable import json_bytes
 from tests.examples.example_scripts import EXAMPLES, script
 
-sys.path.insert(0, str(EXAMPLES / "film-reviews"))
-try:
-    prepare = script("four-terms", "prepare")
-finally:
-    sys.path.remove(str(EXAMPLES / "film-reviews"))
+prepare = script("four-terms", "prepare")
 table = script("four-terms", "table")
 REVIEWS = [prepare.Rated(f"F{n // 4}", f"review {n}", True, 2.0, (2.0, 4.0, 0.0)) for n in range(40)]
 
@@ -56,7 +51,10 @@ def test_each_run_lacks_one_term() -> None:
 
 
 def test_the_table_is_paired_with_the_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows: list[dict[str, Any]] = [{"film": f"F{n}", "agreement": {"4": 0.9, "1": 0.2}} for n in range(6)]
+    rows: list[dict[str, Any]] = [
+        {"film": f"F{n}", "agreement": {"4": 0.9, "1": 0.2}, "prompt": [{"role": "user", "content": f"rate {n}"}]}
+        for n in range(6)
+    ]
     (tmp_path / "rows.jsonl").write_bytes(b"".join(map(json_bytes, rows)))
 
     def run(name: str, answer: str) -> Path:
@@ -65,7 +63,8 @@ def test_the_table_is_paired_with_the_whole(tmp_path: Path, capsys: pytest.Captu
         (folder / "evaluations.jsonl").write_bytes(json_bytes({"step": 0}) + json_bytes({"step": 9}))
         for step, text in ((0, "a digit"), (9, answer)):
             line = {"response": text, "score_terms": {"one_digit": float(text in "12345"), "clean": 1.0}}
-            (folder / "evaluations" / f"step-{step}.jsonl").write_bytes(json_bytes(line) * 6)
+            lines = [json_bytes({"prompt": f"<u>rate {n}</u>"} | line) for n in range(6)]
+            (folder / "evaluations" / f"step-{step}.jsonl").write_bytes(b"".join(lines))
         return folder
 
     runs = [run("all", "4"), run("without-people", "1")]
@@ -74,5 +73,5 @@ def test_the_table_is_paired_with_the_whole(tmp_path: Path, capsys: pytest.Captu
     assert found["before"]["agreement"]["mean"] == 0 and found["all"]["agreement"]["mean"] == pytest.approx(0.9)
     assert found["without-people"]["agreement"]["difference"]["high"] == pytest.approx(-0.7)
     assert "without-people" in capsys.readouterr().out
-    (tmp_path / "rows.jsonl").write_bytes(json_bytes(rows[0]))
+    (tmp_path / "rows.jsonl").write_bytes(b"".join(map(json_bytes, reversed(rows))))
     assert table.main(tmp_path / "rows.jsonl", tmp_path / "out.json", *runs) == 2

@@ -72,7 +72,7 @@ def test_the_config_trains() -> None:
 
 def test_the_comparison_is_of_the_same_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows: list[dict[str, Any]] = [
-        {"group": group, "kinds": [kind], "topic": topic}
+        {"group": group, "kinds": [kind], "topic": topic, "prompt": [{"role": "user", "content": f"{kind} {topic}"}]}
         for group, kind in (("seen kinds", "lower"), ("new kinds", "upper"))
         for topic in ("a", "b", "c")
     ]
@@ -81,11 +81,14 @@ def test_the_comparison_is_of_the_same_prompts(tmp_path: Path, capsys: pytest.Ca
     (run / "evaluations").mkdir(parents=True)
     (run / "evaluations.jsonl").write_bytes(json_bytes({"step": 0}) + json_bytes({"step": 5}))
     for step, scores in ((0, (0, 0, 1, 0, 0, 0)), (5, (1, 1, 1, 0, 0, 0))):
-        lines = [json_bytes({"score_terms": {"followed": score}}) for score in scores]
+        lines = [
+            json_bytes({"prompt": f"<u>{row['kinds'][0]} {row['topic']}</u>", "score_terms": {"followed": score}})
+            for row, score in zip(rows, scores, strict=True)
+        ]
         (run / "evaluations" / f"step-{step}.jsonl").write_bytes(b"".join(lines))
     assert evaluate.main(run, tmp_path / "rows.jsonl", tmp_path / "out.json") == 0
     found = json.loads((tmp_path / "out.json").read_bytes())
     assert found["seen kinds"]["gain"] == pytest.approx(2 / 3) and found["seen kinds: lower"]["after"] == 1
     assert found["new kinds"]["gain"] == 0 and "new kinds: upper" in capsys.readouterr().out
-    (tmp_path / "rows.jsonl").write_bytes(json_bytes(rows[0]))
+    (tmp_path / "rows.jsonl").write_bytes(b"".join(map(json_bytes, reversed(rows))))
     assert evaluate.main(run, tmp_path / "rows.jsonl") == 2

@@ -74,7 +74,15 @@ def test_everything_passes_on_a_cpu_and_is_written_down(tmp_path: Path) -> None:
         assert check["passed"] is (True if required else None), check
         assert check["bound"] is None or check["value"] <= check["bound"], check
         assert required or check["value"] > 0, check
-    assert counts == {"agreement": 6, "gradients": 2, "sampler": 2, "identities": 4, "training": 5, "speed": 6}
+    assert counts == {
+        "agreement": 6,
+        "gradients": 2,
+        "offload": 3,
+        "sampler": 2,
+        "identities": 4,
+        "training": 5,
+        "speed": 6,
+    }
     exact = [c for c in found["checks"] if "device and CPU" in c["name"] or c["group"] == "training"]
     assert len(exact) == 9 and all(c["value"] == 0 for c in exact)
     lines = done.stdout.splitlines()
@@ -120,6 +128,17 @@ def test_a_wrong_command_line_is_exit_code_2(
 
 
 # --------------------------------------------------------------------------------------- that it sees what is wrong
+
+
+def test_moments_that_come_back_wrong_are_seen(script: Any, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_away = "surefoot.training.offload.put_away"
+    monkeypatch.setattr(put_away, lambda state, home: state["exp_avg"].mul_(0.5))
+    found = verdicts(script, models, "offload")
+    assert found == {
+        "moments that are not on the device": True,
+        "moments that are not in main memory": True,
+        "weights after 3 steps, in main memory and on the device": False,
+    }
 
 
 def test_a_device_that_computes_wrongly_is_seen(script: Any, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:

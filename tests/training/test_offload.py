@@ -91,6 +91,18 @@ def test_no_more_than_a_part_is_on_the_device(monkeypatch: pytest.MonkeyPatch) -
     assert not there and max(most) == 2 and len(most) == len(SIZES)
 
 
+def test_moments_and_only_they_go_over_the_bus() -> None:
+    elsewhere = torch.device("meta")
+    state = {name: torch.ones(3) for name in MOMENTS} | {"step": torch.ones(())}
+    subject.fetch(state, elsewhere)
+    assert {name: state[name].device.type for name in MOMENTS} == dict.fromkeys(MOMENTS, "meta")
+    assert state["step"].device.type == "cpu"
+    state = {name: torch.ones(3) for name in MOMENTS} | {"step": torch.ones(())}
+    subject.put_away(state, elsewhere)
+    assert {name: state[name].device.type for name in MOMENTS} == dict.fromkeys(MOMENTS, "meta")
+    assert state["step"].device.type == "cpu"
+
+
 def test_a_checkpoint_goes_on_either_way() -> None:
     straight = optimizer(offload=False)
     train(straight, 0, 6)

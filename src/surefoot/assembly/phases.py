@@ -197,7 +197,9 @@ def _update_of(run: Holder, sizes: StepSizes, name: str) -> Iterable[Phase]:
         yield Phase(name, {**kept, "logits": logits})
     yield Phase(name, {**kept, "passing_gradients": backward_of_a_layer(model, laid)})
     if run.roles[name].offloaded:
-        yield Phase(name, {"gradients": gradients, "moments": 2 * min(PART_BYTES, gradients)})
+        # A part is at least one parameter, and the embedding is the largest.
+        largest = 0 if model.ranks else model.shape.vocabulary * model.shape.hidden * model.width
+        yield Phase(name, {"gradients": gradients, "moments": 2 * max(min(PART_BYTES, gradients), largest)})
     if not model.ranks:
         # The embedding's gradient comes last, beside that of an output layer tied to it.
         embedding = model.shape.vocabulary * model.shape.hidden * model.width

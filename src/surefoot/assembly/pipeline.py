@@ -149,9 +149,9 @@ def check_inputs(pipeline: Pipeline) -> None:
 def _check_borrowed(name: str, folder: Path, runs: Path) -> None:
     """What another pipeline made counts only where it has been finished."""
     other, *stages = folder.relative_to(runs).parts
-    records = State(runs / other, other).records
-    unfinished = [one for one in stages or records if one not in records or records[one].status != "finished"]
-    if unfinished or not records:
+    state = State(runs / other, other)
+    unfinished = state.unfinished(stages)
+    if unfinished or not state.records:
         raise ConfigError(
             f"stage {name} takes what another pipeline has not finished",
             got=", ".join(f"{other}/{one}" for one in unfinished) or str(runs / other),
@@ -179,6 +179,7 @@ def run_pipeline(pipeline: Pipeline, *, start: str | None = None, say: Say = lam
     try:
         state = State(pipeline.folder, pipeline.name)
         check_inputs(pipeline)
+        state.begin([stage.name for stage in pipeline.stages])
         done = []
         count = len(pipeline.stages)
         for number, (stage, decision) in enumerate(decide(pipeline, state, start=start), start=1):

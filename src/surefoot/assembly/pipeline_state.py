@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -29,7 +29,10 @@ MODEL_CONFIGS: Final = ("config.json", "adapter_config.json")
 STATE_FILE: Final = "pipeline.json"
 DIGESTS_FILE: Final = "digests.json"
 FORMAT: Final = 1
-WITHOUT_EFFECT: Final = ("run.name", "run.dir", "checkpoint", "track", "serve", "registry", "gateway")
+WITHOUT_EFFECT: Final = (
+    *("run.name", "run.dir", "checkpoint", "track", "optim.offload"),
+    *("serve", "registry", "gateway"),
+)
 """Keys that change nothing in what a stage makes."""
 
 Status = Literal["running", "finished", "failed"]
@@ -60,31 +63,52 @@ class State:
     Args:
         folder: the pipeline's.
         name: its name.
+
+    Attributes:
+        records: by stage, those of stages that are no longer in the file among them.
+        order: the stages of the file when it was last run; empty where that is not known.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
         self.file, self.name = folder / STATE_FILE, name
         self.digests = Digests(folder / DIGESTS_FILE)
         self.records: dict[str, Record] = {}
+        self.order: tuple[str, ...] = ()
         if self.file.is_file():
             try:
                 found = parse_json(self.file.read_bytes())
                 if found["format"] != FORMAT:
                     raise ValueError(f"format {found['format']}")
                 self.records = {name: Record(**record) for name, record in found["stages"].items()}
+                self.order = tuple(map(str, found.get("order", ())))
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise RunFolderError(
                     f"{self.file} cannot be read", got=f"{error!r:.100}", hint="put it back from a copy, or remove it"
                 ) from None
 
+    def begin(self, order: Sequence[str]) -> None:
+        """Remember which stages the file has now."""
+        if self.order != tuple(order):
+            self.order = tuple(order)
+            self._save()
+
+    def unfinished(self, stages: Sequence[str] = ()) -> list[str]:
+        """Which of these stages, or of all that the file has, have not been finished."""
+        asked = stages or self.order or tuple(self.records)
+        return [name for name in asked if name not in self.records or self.records[name].status != "finished"]
+
     def put(self, name: str, record: Record) -> None:
         """Remember a stage; durable when it returns."""
         self.records[name] = record
+        self._save()
+        self.digests.save()
+
+    def _save(self) -> None:
         stages = {key: asdict(value) for key, value in self.records.items()}
+        known = {"format": FORMAT, "name": self.name, "order": self.order, "stages": stages}
         with writing(self.file):
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            write_file(self.file, json_bytes({"format": FORMAT, "name": self.name, "stages": stages}, indent=1))
-        self.digests.save()
+            write_file(self.file, json_bytes(known, indent=1))
 
 
 class Digests:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from surefoot.data.preferences import Pair
 from surefoot.data.transcripts import Text
-from surefoot.errors import DataError
+from surefoot.errors import DataError, ModelError, UserError
 from surefoot.evals.changed_pairs import ASSISTANT
 from surefoot.evals.criteria import Criterion
 from surefoot.models.reward_model import RewardModel
@@ -124,22 +124,25 @@ def try_roles(
     controls = spelled_controls(model)
     typed = [*sorted(controls), *filter(None, [fake_turn(model, pairs)])]
     texts = [pair.chosen for pair in pairs[:TEXTS]]
-    if model.has_chat_template and all(isinstance(text, str) for text in texts):
+    pairs_are_chats = any(not isinstance(text, str) for text in texts)
+    if model.has_chat_template and not pairs_are_chats:
         texts += [_as_chat(str(text)) for text in texts[:CHATS_OF_TEXTS]]  # its template may serve people's chats yet
     tried: list[Text] = []
     in_texts: dict[str, None] = {}
     in_chats: dict[str, None] = {}
     for done, text in enumerate(texts, start=1):
         # What the template refuses as it stands is told where pairs are scored, with its row.
-        with contextlib.suppress(DataError):
+        with contextlib.suppress(DataError, *([] if isinstance(text, str) or pairs_are_chats else [ModelError])):
             (in_texts if isinstance(text, str) else in_chats).update(
                 dict.fromkeys(_broken_in(model, controls, text, typed))
             )
             tried.append(text)
         progress("roles", done, len(texts))
     chats = sum(not isinstance(text, str) for text in tried)
-    if chats and turn_can_be_typed(model):
-        in_chats["a turn in the template's plain words typed by the user"] = None
+    if chats:
+        in_chats |= dict.fromkeys(
+            f"a turn in the template's plain words typed by the {who}" for who in turn_can_be_typed(model)
+        )
     return RoleTest(
         chats,
         len(tried) - chats,
@@ -154,24 +157,24 @@ def _as_chat(text: str) -> Text:
     return ({"role": "user", "content": text}, {"role": "assistant", "content": ANSWERED})
 
 
-def turn_can_be_typed(model: RewardModel) -> bool:
-    """Whether one message in which the template's own words are typed reads as three messages do, token by token."""
-    first, second, last = "one question", "another question", {"role": "assistant", "content": ANSWERED}
-    said = [
-        {"role": "user", "content": first},
-        {"role": "assistant", "content": SAID},
-        {"role": "user", "content": second},
-        last,
-    ]
+def turn_can_be_typed(model: RewardModel) -> list[str]:
+    """Who could type the beginning of what the other one says: where no control token stands between the two."""
+    return [who for who in ("user", "assistant") if _set_apart_by_words(model, who)]
+
+
+def _set_apart_by_words(model: RewardModel, who: str) -> bool:
+    first, second = "one thing that is said", "another thing that is said"
+    other = "assistant" if who == "user" else "user"
+    before = [] if who == "user" else [{"role": "user", "content": "a question"}]
+    chat = [*before, {"role": who, "content": first}, {"role": other, "content": second}]
     try:
-        ids, text = model.codec.encode_dialogue(said)
-        if first not in text or second not in text:
-            return False  # the template rewrites what is said; the control tokens tell
-        between = text[text.index(first) + len(first) : text.index(second)]
-        typed = [{"role": "user", "content": f"{first}{between}{second}"}, last]
-        return model.codec.encode_dialogue(typed)[0] == ids
-    except DataError:
+        _, text = model.codec.encode_dialogue(chat)
+    except UserError:
         return False  # it takes no such conversation
+    if first not in text or second not in text:
+        return False  # the template rewrites what is said; the control tokens tell
+    between = text[text.index(first) + len(first) : text.index(second)]
+    return not any(spelling in between for spelling in model.codec.chat.controls)
 
 
 def _broken_in(model: RewardModel, controls: Mapping[str, int], text: Text, typed: Sequence[str]) -> list[str]:

@@ -120,8 +120,8 @@ class OptimSection(Section):
     max_grad_norm: PositiveFloat | None = 1.0
     """Gradients are scaled down to this norm, a separate critic's by itself; null: off."""
     offload: bool = False
-    """On a GPU: keep Adam's moments in the machine's memory and bring them over a part at a time. Saves 8 bytes a
-    trained parameter there, costs their way over the bus at each optimizer step. The same numbers."""
+    """On a GPU: keep Adam's moments, twice the bytes of what is trained, in the machine's memory and bring them over a
+    part at a time. Costs their way over the bus and back at each optimizer step. The same numbers."""
 
 
 class BatchSection(Section):

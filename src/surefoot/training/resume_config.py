@@ -37,6 +37,7 @@ FREE: Final = (
     "sft.publish",
     "reward_model.publish",
     "sample",
+    "optim.offload",
     "reward.on_failure",
     "reward.max_failures",
     "reward.timeout_s",
