@@ -143,7 +143,7 @@ def evaluate(run: Path, judges: Path, out: Path) -> dict[str, Any]:
 
 
 def pool(out: Path, folders: Sequence[Path]) -> dict[str, Any]:
-    """Several seeds as one: every film counts with the mean over its seeds."""
+    """Several seeds as one: reviews meet those of their own seed, and draws of a film take all its seeds."""
     names = [folder.resolve().parent.name for folder in folders]
     if len(set(names)) < len(names):
         raise DataError("a seed is pooled with itself", got=", ".join(names), hint="name each run once")

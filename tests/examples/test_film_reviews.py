@@ -191,10 +191,12 @@ def test_the_critics_judge_learns_words_and_not_films() -> None:
     assert evaluate.critics_measured(judge, wrong)["area_under_curve"] == 0.0
 
 
-def test_a_run_without_evaluations_is_refused(tmp_path: Path) -> None:
+def test_a_run_without_evaluations_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "evaluations.jsonl").write_bytes(json_bytes({"step": 0}))
     assert evaluate.main([str(tmp_path), str(tmp_path), str(tmp_path / "out")]) == 2
+    assert "no evaluation before and after training" in capsys.readouterr().err
     assert evaluate.main(["pool"]) == 2
+    assert "evaluate.py PPO-RUN JUDGES OUT" in capsys.readouterr().err
 
 
 def test_a_seed_that_fails_its_gate_is_told_and_the_others_are_pooled(

@@ -50,6 +50,13 @@ def test_each_run_lacks_one_term() -> None:
         assert own == whole | {name.removeprefix("without-"): 0.0}
 
 
+def test_answers_that_read_the_reviews_are_told_from_those_that_do_not() -> None:
+    rows = [{"agreement": {"1": 0.9, "5": 0.1} if n % 2 else {"1": 0.1, "5": 0.9}} for n in range(40)]
+    assert table.shuffled(rows, ["1" if n % 2 else "5" for n in range(40)]) < 0.001
+    assert table.shuffled(rows, ["1"] * 40) == 1
+    assert table.shuffled(rows, ["1" if n < 20 else "5" for n in range(40)]) > 0.3
+
+
 def test_the_table_is_paired_with_the_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows: list[dict[str, Any]] = [
         {"film": f"F{n}", "agreement": {"4": 0.9, "1": 0.2}, "prompt": [{"role": "user", "content": f"rate {n}"}]}
@@ -72,6 +79,7 @@ def test_the_table_is_paired_with_the_whole(tmp_path: Path, capsys: pytest.Captu
     found = json.loads((tmp_path / "out.json").read_bytes())
     assert found["before"]["agreement"]["mean"] == 0 and found["all"]["agreement"]["mean"] == pytest.approx(0.9)
     assert found["without-people"]["agreement"]["difference"]["high"] == pytest.approx(-0.7)
+    assert found["all"]["shuffled"] == 1
     assert "without-people" in capsys.readouterr().out
     (tmp_path / "rows.jsonl").write_bytes(b"".join(map(json_bytes, reversed(rows))))
     assert table.main(tmp_path / "rows.jsonl", tmp_path / "out.json", *runs) == 2

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from surefoot.models.toy import make_toy_model
 from surefoot.training.durable import json_bytes
 from tests.examples.example_scripts import script
 
@@ -55,14 +54,15 @@ def test_gold_is_in_deviations_of_the_start(tmp_path: Path) -> None:
     assert [p["gold"]["mean"] for p in points] == pytest.approx([0.0, 4.0, 0.0])
 
 
-def test_too_few_evaluations_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    make_toy_model(tmp_path / "toy", hidden_size=16, layers=1)
+def test_too_few_evaluations_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gold, "RewardModel", lambda path: None)
     (tmp_path / "evaluations.jsonl").write_bytes(json_bytes({"step": 0}))
-    assert gold.main(tmp_path, tmp_path / "toy", tmp_path / "out") == 2
-    assert capsys.readouterr().err and not (tmp_path / "out").exists()
+    assert gold.main(tmp_path, tmp_path / "model", tmp_path / "out") == 2
+    assert "evaluated too seldom" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
 def test_the_proxy_reads_words() -> None:
-    assert reward.lexicon(["a great, lovely film", "a dull, awful film", "a film"]) == pytest.approx(
-        [0.8402, -0.6808, 0.0], abs=0.3
-    )
+    good, bad, neither = reward.lexicon(["a great, lovely film", "a dull, awful film", "a film"])
+    assert good > 0.5 and bad < -0.5 and neither == 0

@@ -29,13 +29,17 @@ def zygote() -> Iterator[Zygote]:
     zygote.close()
 
 
+def toy_with_reward(folder: Path, name: str) -> Path:
+    """A toy model, and a reward model like it under this name."""
+    toy_config(folder)
+    make_toy_reward(folder / name, like=folder / "toy")
+    return folder
+
+
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A toy model, and a reward model like it."""
-    folder = tmp_path_factory.mktemp("toy")
-    toy_config(folder)
-    make_toy_reward(folder / "reward", like=folder / "toy")
-    return folder
+    """Of services that are asked by themselves."""
+    return toy_with_reward(tmp_path_factory.mktemp("toy"), "reward")
 
 
 @pytest.fixture
@@ -65,10 +69,8 @@ def runs_zygote() -> Iterator[Zygote]:
 
 @pytest.fixture(scope="session")
 def runs_toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("toy")
-    toy_config(folder)
-    make_toy_reward(folder / "quality", like=folder / "toy")
-    return folder
+    """Of whole runs; their reward term is called quality."""
+    return toy_with_reward(tmp_path_factory.mktemp("toy"), "quality")
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,20 +29,6 @@ HOST = "surefoot.serving.critic_host:CriticHost"
 KEEPER = "surefoot.serving.critic_keeper:CriticKeeper"
 FILES = "surefoot.serving.bindings:RunFiles"
 BINDINGS = "surefoot.serving.bindings:Bindings"
-
-
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    zygote = Zygote()
-    yield zygote
-    zygote.close()
-
-
-@pytest.fixture(scope="module")
-def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("toy")
-    toy_config(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
