@@ -126,16 +126,16 @@ def surefoot_job(plan: Plan, config: str, round_: int) -> Job:
     )
 
 
-def decoding_job(plan: Plan, python: Path, module: str) -> Job:
-    """Decoding alone, in Surefoot's environment or in vLLM's."""
+def decoding_job(plan: Plan, python: Path, module: str, *options: str) -> Job:
+    """Decoding alone, in Surefoot's environment or in vLLM's, with further options."""
     paths = ("--model", plan.inputs["model"], "--prompts", plan.inputs["decoding_prompts"])
     numbers = ("--new-tokens", str(plan.size.new_tokens), "--repeats", str(plan.size.repeats))
     own = module == "decoding"
     return Job(
-        name=f"{plan.options.size}-{module}",
+        name=f"{plan.options.size}-{module}" + "".join(option.replace("--", "-") for option in options),
         python=python,
         module=module,
-        arguments=(*plan.process_arguments(), *paths, *numbers),
+        arguments=(*plan.process_arguments(), *paths, *numbers, *options),
         environment=plan.environment(OWN_ALLOCATORS[plan.options.allocator] if own else {}),
         allocator=plan.options.allocator if own else "default",
         sources=((ROOT / "src" / "surefoot",) if own else ()) + (HERE / f"{module}.py", *MEASURED_BY),
@@ -206,7 +206,8 @@ def _limits_and_decoding(plan: Plan, trl: Part) -> tuple[dict[str, Any], list[di
     limits = table.step_limits(plan.options.configs, shape, trl, rates, rows)
     parts = [obtain(decoding_job(plan, Path(sys.executable), "decoding"), plan.rules)]
     if VLLM_PYTHON.exists():
-        parts.append(obtain(decoding_job(plan, VLLM_PYTHON, "vllm_decoding"), plan.rules))
+        for options in ((), ("--compiled",)):
+            parts.append(obtain(decoding_job(plan, VLLM_PYTHON, "vllm_decoding", *options), plan.rules))
     return limits, table.decoding_rows(parts, shape, rates)
 
 

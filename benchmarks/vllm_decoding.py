@@ -19,6 +19,7 @@ def main() -> None:
     """Decode and write how fast it went."""
     parser = argparse.ArgumentParser(description=__doc__)
     add_decoding_arguments(parser)
+    parser.add_argument("--compiled", action="store_true", help="let vLLM compile the model first (a minute)")
     args = parser.parse_args()
     if args.prefer:
         prefer_this_process()
@@ -27,13 +28,15 @@ def main() -> None:
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
     import vllm  # type: ignore[import-not-found, unused-ignore]
 
-    engine = vllm.LLM(model=args.model, dtype="float32", enforce_eager=True, max_model_len=512, disable_log_stats=True)
+    options = {"dtype": "float32", "max_model_len": 512, "disable_log_stats": True}
+    engine = vllm.LLM(model=args.model, enforce_eager=not args.compiled, **options)
+    name = "vllm, compiled" if args.compiled else "vllm"
     sampling = vllm.SamplingParams(temperature=TEMPERATURE, max_tokens=args.new_tokens, ignore_eos=True)
     ids = [row["input_ids"] for row in read_prompts(args.prompts)]
     start, found = CpuTime.now(), []
     for count in args.sequences:
         runs = [_speed(engine, sampling, ids[:count], args.new_tokens) for _ in range(args.repeats + 1)][1:]
-        found.append({"engine": "vllm", "sequences": count, "tokens_per_s": statistics.median(runs), "runs": runs})
+        found.append({"engine": name, "sequences": count, "tokens_per_s": statistics.median(runs), "runs": runs})
     result = {"side": "decoding", "decoding": found, "threads": args.threads, "versions": {"vllm": vllm.__version__}}
     write_result(args.out, {**result, "other_cores": CpuTime.now().other_cores(start)})
 

@@ -18,6 +18,7 @@ from surefoot.config.pipeline import load_pipeline
 from surefoot.data.cards import check_cards
 from surefoot.data.film_reviews import Review
 from surefoot.errors import DataError
+from surefoot.models.reward_model import RewardModel
 from surefoot.models.toy import make_toy_model
 from surefoot.training.durable import json_bytes, read_records
 from tests.examples.example_scripts import EXAMPLES, script
@@ -26,6 +27,7 @@ prepare = script("film-reviews", "prepare")
 evaluate = script("film-reviews", "evaluate")
 films = script("film-reviews", "films")
 FILMS = [f"Film {n}" for n in range(40)]
+GOOD, BAD = ["good", "great", "superb", "lovely", "charming"], ["bad", "awful", "boring", "weak", "horrible"]
 
 
 def made_up() -> tuple[list[Review], str, str]:
@@ -141,6 +143,48 @@ def test_the_comparison_is_paired_by_film() -> None:
     assert not compare.compared(rows, lexicon, lexicon)["beats_vader"]
     assert found["single_rater"]["accuracy"] == pytest.approx(0.9)
     assert read_records(Path("nothing.jsonl")) == []
+
+
+def test_turned_labels_are_found_by_models_that_never_saw_the_film(tmp_path: Path) -> None:
+    flips = script("film-reviews", "flips")
+    dice = random.Random(0)
+    rows: list[dict[str, Any]] = [
+        {"film": film, "prompt": [{"role": "user", "content": f"On {film}."}], **answers}
+        for film in FILMS
+        for answers in (
+            {k: " ".join(dice.choices(words, k=3)) for k, words in (("chosen", GOOD), ("rejected", BAD))}
+            for _ in range(5)
+        )
+    ]
+    numbers = flips.folds(rows, random.Random(1))
+    assert len({(row["film"], n) for row, n in zip(rows, numbers, strict=True)}) == len(FILMS) and set(numbers) == {
+        0,
+        1,
+    }
+    file, folder = tmp_path / "pairs.jsonl", tmp_path / "flips"
+    file.write_bytes(b"".join(map(json_bytes, rows)))
+    toy = make_toy_model(tmp_path / "toy", seed=0)
+    settings = [
+        f"model.policy={toy}",
+        "model.lora=null",
+        "reward_model.max_tokens=100",
+        "reward_model.epochs=4",
+        "reward_model.lr=3e-3",
+    ]
+    found = flips.find(file, folder, settings)
+    exchanged = sum(a["chosen"] != b["chosen"] for a, b in zip(rows, read_records(folder / "pairs.jsonl"), strict=True))
+    assert found["turned"] == exchanged == pytest.approx(0.1 * len(rows), abs=8)
+    assert found["accuracy_on_true_labels"] > 0.9 and found["area_under_the_curve"] > 0.9
+    assert found["turned_among_as_many_of_the_worst"] >= 0.7 * exchanged
+    pairs, scores = read_records(folder / "pairs.jsonl"), read_records(folder / "scores.jsonl")
+    seen = {str(row["prompt"]) for row in read_records(folder / "train-0.jsonl")}
+    unseen = [i for i, pair in enumerate(pairs) if str(pair["prompt"]) not in seen]
+    by_hand = flips.margins(RewardModel(str(folder / "fold-0" / "model")), [pairs[i] for i in unseen])
+    assert len(unseen) == 100 and by_hand == pytest.approx([scores[i]["margin"] for i in unseen], abs=1e-5)
+    assert flips.main([str(tmp_path / "none.jsonl"), str(folder)]) == 2 and flips.main([]) == 2
+    before = {file: file.read_bytes() for file in folder.glob("*.json*")}
+    assert flips.find(file, folder, ["model.policy=nowhere"]) == found, "what is trained is used again"
+    assert {file: file.read_bytes() for file in folder.glob("*.json*")} == before
 
 
 def judged(film: str, when: str, score: float, **more: Any) -> dict[str, Any]:
