@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +19,10 @@ from surefoot.rollout import decoding
 from surefoot.rollout.decoding import Sampling, decode
 from tests.models.oracle_models import folder
 
+ROOT = Path(__file__).parents[2]
+packing = pytest.mark.skipif(
+    not (has_mkl() and sys.platform.startswith("linux")), reason="MKL's packed weights, Linux's madvise"
+)
 SEQUENCES = [[5] * 3, [9], [3, 70, 114, 5, 60, 2, 88, 41, 0, 17], [71, 0], [25, 87], [9], [3, 70, 114, 5]]
 DRAWS = [np.random.default_rng(i).random(12) for i in range(len(SEQUENCES))]
 
@@ -54,6 +62,81 @@ def test_packed_weights_give_the_same_numbers_for_the_expected_rows_and_for_fewe
     for rows in (5, 3):
         expected = policy.lm.head.logits(states[:rows])
         torch.testing.assert_close(packed.logits(states[:rows]), expected, rtol=1e-5, atol=1e-5)
+
+
+# As in a run, where the C library keeps what is freed.
+RELEASING = """
+import torch
+from surefoot.models.decoder import _Map
+from surefoot.parallel.allocator import keep_freed_memory
+from tests.resident import resident
+assert keep_freed_memory()
+m, x = _Map(torch.randn(8_000, 1_000), None, 5), torch.randn(5, 1_000)
+above = torch.ones(1_000_000)
+expected, before = m(x), resident()
+assert m.packed is not None
+m.release()
+print((before - resident()) / m.weight.nbytes)
+torch.testing.assert_close(m(x), expected, rtol=1e-4, atol=1e-4)
+m.release()
+"""
+PACKING = """
+import torch
+from surefoot.models.decoder import _Map
+from surefoot.parallel.allocator import keep_freed_memory
+from tests.resident import resident
+assert keep_freed_memory()
+weight = torch.randn(960, 576)
+first = _Map(weight, None, 5)
+used = torch.ones(300_000_000, dtype=torch.uint8)
+above = torch.ones(1_000_000)
+del used
+before = resident()
+maps = [_Map(weight, None, 5) for _ in range(16)]
+print((before - resident()) / weight.nbytes)
+"""
+
+
+def given_back(program: str) -> float:
+    """What a program prints, in weights."""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return float(done.stdout)
+
+
+@packing
+def test_released_weights_leave_memory_and_the_map_works_on() -> None:
+    assert given_back(RELEASING) > 0.9
+
+
+@packing
+def test_the_room_that_packing_leaves_empty_is_not_kept_in_memory() -> None:
+    """MKL takes five times such a weight; a kept block would give back nothing, a clean one four weights."""
+    assert given_back(PACKING) > 16 * 3
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_a_rollout_releases_what_it_packed(failing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, made = adapted("llama", "float32"), []
+
+    def watched(*args: Any) -> Any:
+        made.append(decoder_for(*args))
+        return made[-1]
+
+    def ended(*_: Any) -> None:
+        assert [m.packed is not None for m in maps_of(made[0])] == [has_mkl()] * (4 * len(made[0].layers) + 1)
+        if failing:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(decoder, "MANY_OUTPUTS", 1)
+    monkeypatch.setattr(decoding, "decoder_for", watched)
+    with pytest.raises(KeyboardInterrupt) if failing else nullcontext():
+        decode(policy.lm, SEQUENCES, DRAWS, Sampling(6), ended=ended)
+    assert [m.packed for m in maps_of(made[0])] == [None] * (4 * len(made[0].layers) + 1)
+
+
+def maps_of(made: Any) -> list[Any]:
+    return [made.head, *(m for layer in made.layers for m in (layer.qkv, layer.out, layer.gate_up, layer.down))]
 
 
 def test_a_decoder_is_made_from_the_weights_as_they_are() -> None:

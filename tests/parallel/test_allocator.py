@@ -1,13 +1,19 @@
-"""Freed memory stays with the process, unless the user wants it otherwise."""
+"""Freed memory stays with the process, unless the user wants it otherwise or hands it back."""
 
 from __future__ import annotations
 
+import mmap
 import os
 import subprocess
 import sys
 
 import pytest
+import torch
 
+from surefoot.parallel.allocator import hand_back
+from tests.resident import resident
+
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's malloc, Linux's madvise")
 PROGRAM = """
 import resource, sys
 from surefoot.parallel.allocator import keep_freed_memory
@@ -29,7 +35,7 @@ def run(**environment: str) -> list[str]:
     return done.stdout.split()
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's malloc")
+@linux
 def test_pages_are_not_asked_for_again() -> None:
     kept, faults = run()
     assert kept == "True"
@@ -37,3 +43,23 @@ def test_pages_are_not_asked_for_again() -> None:
     assert left == "False"
     # 64 MB are 16,000 pages, twenty times.
     assert int(faults) * 20 < int(faults_left)
+
+
+@linux
+def test_pages_handed_back_leave_memory_and_the_ends_of_the_block_stay() -> None:
+    block = torch.ones(64_000_000, dtype=torch.uint8)
+    address, size = block.data_ptr() + 100, len(block) - 200
+    before = resident()
+    given = hand_back(address, size)
+    assert given % mmap.PAGESIZE == 0 and size - 2 * mmap.PAGESIZE < given <= size
+    assert before - resident() > 0.9 * given
+    assert block[:100].min() == block[-100:].min() == 1
+    assert int(block.sum(dtype=torch.int64)) == len(block) - given, "only whole pages inside the block read as zeros"
+
+
+@linux
+def test_a_block_without_a_whole_page_is_left_alone() -> None:
+    block = torch.ones(3 * mmap.PAGESIZE, dtype=torch.uint8)
+    start = -block.data_ptr() % mmap.PAGESIZE
+    assert hand_back(block.data_ptr() + start + 1, mmap.PAGESIZE + 10) == 0
+    assert int(block.sum()) == len(block)

@@ -20,11 +20,14 @@ from surefoot.models.frozen_maps import FrozenMap
 from surefoot.models.kernels import LinearWeights, rotated
 from surefoot.models.layers import is_known, linear_weights, window_of
 from surefoot.models.load import CausalLM
+from surefoot.parallel.allocator import hand_back
 
 # Up to this many rows ``W x^T`` is faster on a CPU than ``x W^T`` (measured at 16, 32 and 64).
 FEW_ROWS = 48
 # Outputs from which packing pays even for few rows.
 MANY_OUTPUTS = 900
+# Bytes that MKL takes for a packed weight, by shape.
+_room: dict[tuple[int, ...], int] = {}
 
 
 class _Map:
@@ -42,7 +45,7 @@ class _Map:
         on_cpu = weight.device.type == "cpu"
         self.turned = on_cpu
         if on_cpu and weight.dtype == torch.float32 and (rows >= FEW_ROWS or len(weight) >= MANY_OUTPUTS) and has_mkl():
-            self.packed = torch.ops.mkl._mkl_reorder_linear_weight(weight, rows)
+            self.packed = _pack(weight, rows)
 
     def __call__(self, x: Tensor) -> Tensor:
         """``[rows, in]`` to ``[rows, out]``."""
@@ -53,6 +56,28 @@ class _Map:
             out = torch.mm(self.weight, x.t()).t()
             return out.contiguous() if self.bias is None else out + self.bias
         return F.linear(x, self.weight, self.bias)
+
+    def release(self) -> None:
+        """Let the packed weight go, with its memory; the map works on, more slowly."""
+        if self.packed is not None:
+            hand_back(torch.ops.mkldnn.data_ptr(self.packed), torch.ops.mkldnn._nbytes(self.packed))
+            self.packed = None
+
+
+def _pack(weight: Tensor, rows: int) -> Tensor:
+    """A weight as MKL wants it, for :func:`torch.ops.mkl._mkl_linear`.
+
+    MKL takes two to five times the room that it fills. What was freed before lies there with its old contents, and
+    would stay in main memory unread; so a block like the next one is handed back first, and with luck is the next one.
+    """
+    shape = tuple(weight.shape)
+    if shape in _room:
+        block = torch.empty(_room[shape], dtype=torch.uint8)
+        hand_back(block.data_ptr(), len(block))
+        del block
+    packed: Tensor = torch.ops.mkl._mkl_reorder_linear_weight(weight, rows)
+    _room[shape] = torch.ops.mkldnn._nbytes(packed)
+    return packed
 
 
 def has_mkl() -> bool:
@@ -85,6 +110,15 @@ class Decoder:
         self.lm, self.layers = lm, layers
         weight, bias = lm.head.parameters()
         self.head = _Map(weight, bias, rows)
+
+    def __enter__(self) -> Decoder:
+        """For one rollout."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let the packed weights go, with their memory."""
+        for m in (self.head, *(m for layer in self.layers for m in (layer.qkv, layer.out, layer.gate_up, layer.down))):
+            m.release()
 
     def logits(self, states: Tensor) -> Tensor:
         """Finished logits ``[R, V]``, as :meth:`surefoot.models.output_head.OutputHead.logits`."""

@@ -7,6 +7,7 @@ system at once and asks for them again, and the system clears each page anew: a 
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import sys
 
@@ -31,3 +32,21 @@ def keep_freed_memory() -> bool:
     settings = ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, NEVER), (M_TOP_PAD, TOP_PAD))
     done = [mallopt(name, value) == 1 for name, value in settings]
     return all(done)
+
+
+def hand_back(address: int, size: int) -> int:
+    """Give the whole pages of a block back to the system; gives how many bytes that were.
+
+    The block stays allocated and reads as zeros there, so it is for contents that nobody reads any more. Systems other
+    than Linux keep them.
+
+    Args:
+        address, size: of the block, in bytes; of private memory, as the C library's.
+    """
+    first = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+    length = (address + size) // mmap.PAGESIZE * mmap.PAGESIZE - first
+    if not sys.platform.startswith("linux") or length <= 0:
+        return 0
+    madvise = ctypes.CDLL(None).madvise
+    done: bool = madvise(ctypes.c_void_p(first), ctypes.c_size_t(length), mmap.MADV_DONTNEED) == 0
+    return length if done else 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -156,24 +157,24 @@ def decode(
     known = torch.tensor([len(sequences[i]) for i in first], device=lm.device)
     decoder = decoder_for(lm, size) if sampling.laid_out else None
     batch = _Batch(first, [room[i] for i in first], known, states, cache, decoder)
-    while True:
-        values = None if value_head is None else value_head(batch.states).tolist()
-        drawn = _draw(lm, batch, draws, sampling, out)
-        for row in _record(batch, drawn, values, sampling, text_of, out):
-            if ended is not None:
-                ended(row, out[row])
-        tokens = drawn.tokens
-        over = [place for place, left in enumerate(batch.room) if left == 0]
-        going_on = len(batch.rows) - len(over)
-        if not going_on and not waiting:
-            return out
-        if not waiting and going_on <= COMPACT_BELOW * len(batch.rows):
-            tokens = _drop(batch, over, tokens)
-        if going_on:
-            _advance(lm, batch, tokens)
-        if waiting and len(over) >= REFILL_FROM * len(batch.rows):
-            places, taken, waiting = over[: len(waiting)], waiting[: len(over)], waiting[len(over) :]
-            _refill(lm, batch, places, {i: (sequences[i], room[i]) for i in taken})
+    with decoder or nullcontext():
+        while True:
+            values = None if value_head is None else value_head(batch.states).tolist()
+            drawn = _draw(lm, batch, draws, sampling, out)
+            for row in _record(batch, drawn, values, sampling, text_of, out):
+                if ended is not None:
+                    ended(row, out[row])
+            tokens, over = drawn.tokens, [place for place, left in enumerate(batch.room) if left == 0]
+            going_on = len(batch.rows) - len(over)
+            if not going_on and not waiting:
+                return out
+            if not waiting and going_on <= COMPACT_BELOW * len(batch.rows):
+                tokens = _drop(batch, over, tokens)
+            if going_on:
+                _advance(lm, batch, tokens)
+            if waiting and len(over) >= REFILL_FROM * len(batch.rows):
+                places, taken, waiting = over[: len(waiting)], waiting[: len(over)], waiting[len(over) :]
+                _refill(lm, batch, places, {i: (sequences[i], room[i]) for i in taken})
 
 
 def _draw(
