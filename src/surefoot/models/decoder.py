@@ -20,7 +20,7 @@ from surefoot.models.frozen_maps import FrozenMap
 from surefoot.models.kernels import LinearWeights, rotated
 from surefoot.models.layers import is_known, linear_weights, window_of
 from surefoot.models.load import CausalLM
-from surefoot.parallel.allocator import hand_back
+from surefoot.parallel.allocator import hand_back, hand_back_next
 
 # Up to this many rows ``W x^T`` is faster on a CPU than ``x W^T`` (measured at 16, 32 and 64).
 FEW_ROWS = 48
@@ -68,13 +68,11 @@ def _pack(weight: Tensor, rows: int) -> Tensor:
     """A weight as MKL wants it, for :func:`torch.ops.mkl._mkl_linear`.
 
     MKL takes two to five times the room that it fills. What was freed before lies there with its old contents, and
-    would stay in main memory unread; so a block like the next one is handed back first, and with luck is the next one.
+    would stay in main memory unread; so it is handed back first.
     """
     shape = tuple(weight.shape)
     if shape in _room:
-        block = torch.empty(_room[shape], dtype=torch.uint8)
-        hand_back(block.data_ptr(), len(block))
-        del block
+        hand_back_next(_room[shape])
     packed: Tensor = torch.ops.mkl._mkl_reorder_linear_weight(weight, rows)
     _room[shape] = torch.ops.mkldnn._nbytes(packed)
     return packed

@@ -50,3 +50,20 @@ def hand_back(address: int, size: int) -> int:
     madvise = ctypes.CDLL(None).madvise
     done: bool = madvise(ctypes.c_void_p(first), ctypes.c_size_t(length), mmap.MADV_DONTNEED) == 0
     return length if done else 0
+
+
+def hand_back_next(size: int) -> None:
+    """Hand back the pages of the block that the C library has ready for this size; the next such block is likely it.
+
+    Args:
+        size: in bytes.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    library = ctypes.CDLL(None)
+    library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    library.free.argtypes = [ctypes.c_void_p]
+    address = library.malloc(size)
+    if address:
+        hand_back(address, size)
+        library.free(address)
