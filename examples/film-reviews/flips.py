@@ -79,9 +79,9 @@ def find(file: Path, folder: Path, settings: Sequence[str]) -> dict[str, Any]:
         DataError: there are no pairs, or they do not say which film they are about.
     """
     rows = read_records(file)
-    if not rows or not all("film" in row for row in rows):
+    if not rows or not all({"film", "prompt", "chosen", "rejected"} <= row.keys() for row in rows):
         hint = "make film-reviews writes runs/film-reviews/judges/data/pairs-train.jsonl"
-        raise DataError("there are no pairs with a film", got=str(file), hint=hint)
+        raise DataError("there are no pairs with film, prompt, chosen and rejected", got=str(file), hint=hint)
     folder.mkdir(parents=True, exist_ok=True)
     dice = random.Random(SEED)
     (pairs, wrong), fold = turned(rows, dice), folds(rows, dice)

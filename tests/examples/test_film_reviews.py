@@ -181,7 +181,10 @@ def test_turned_labels_are_found_by_models_that_never_saw_the_film(tmp_path: Pat
     unseen = [i for i, pair in enumerate(pairs) if str(pair["prompt"]) not in seen]
     by_hand = flips.margins(RewardModel(str(folder / "fold-0" / "model")), [pairs[i] for i in unseen])
     assert len(unseen) == 100 and by_hand == pytest.approx([scores[i]["margin"] for i in unseen], abs=1e-5)
-    assert flips.main([str(tmp_path / "none.jsonl"), str(folder)]) == 2 and flips.main([]) == 2
+    (tmp_path / "no-pairs.jsonl").write_bytes(json_bytes({"film": "A"}))
+    for name in ("none.jsonl", "no-pairs.jsonl"):
+        assert flips.main([str(tmp_path / name), str(folder)]) == 2
+    assert flips.main([]) == 2
     before = {file: file.read_bytes() for file in folder.glob("*.json*")}
     assert flips.find(file, folder, ["model.policy=nowhere"]) == found, "what is trained is used again"
     assert {file: file.read_bytes() for file in folder.glob("*.json*")} == before
