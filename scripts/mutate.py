@@ -36,6 +36,7 @@ KILL = "tests/training/test_kill.py::test_killed_at_random_moments_a_run_repeats
 ANSWERS, SCORES = "tests/models/test_answers.py", "tests/models/test_score_model.py"
 SFT, PAIRS = "tests/training/test_sft.py", "tests/training/test_reward_model.py"
 SFT_RUN, PREFERENCES = "tests/assembly/test_sft_run.py", "tests/data/test_preferences.py"
+HEAD, ATTENTION = "tests/models/test_output_head.py", "tests/models/test_attention.py"
 DRAWS, ENGINE = "tests/rollout/test_sampling.py", "tests/rollout/test_engine_native.py"
 
 
@@ -185,8 +186,8 @@ MUTATIONS = (
     Mutation(
         "old log-probabilities recomputed from the weights as they are",
         "training/losses.py",
-        "old, advantages = gather(batch.old_logp, micro, device), gather(batch.advantages, micro, device)",
-        "old, advantages = logp.detach(), gather(batch.advantages, micro, device)",
+        "cfg, old, advantages = self.cfg, self.old[rows], self.advantages[rows]",
+        "cfg, old, advantages = self.cfg, logp.detach(), self.advantages[rows]",
         (UPDATE,),
     ),
     Mutation(
@@ -215,14 +216,14 @@ MUTATIONS = (
     Mutation(
         "entropy punished",
         "training/losses.py",
-        "loss = loss - cfg.entropy_coef",
-        "loss = loss + cfg.entropy_coef",
+        "return by_logp, (-self.cfg.entropy_coef",
+        "return by_logp, (self.cfg.entropy_coef",
         (UPDATE,),
     ),
     Mutation(
         "importance weights not applied",
         "training/losses.py",
-        "if batch.weights is not None:",
+        "if self.weights is not None:",
         "if False:",
         (UPDATE,),
     ),
@@ -476,6 +477,41 @@ MUTATIONS = (
         "if self.temperature != 1.0:",
         "if False:",
         (UPDATE,),
+    ),
+    Mutation(
+        "a loss that is not what was said of it",
+        "models/output_head.py",
+        "> SLOPES_MAY_DIFFER * said.abs().max():",
+        "> 1e9:",
+        (HEAD,),
+    ),
+    Mutation(
+        "slopes of the first tokens for all",
+        "training/losses.py",
+        "cfg, old, advantages = self.cfg, self.old[rows], self.advantages[rows]",
+        "cfg, old, advantages = self.cfg, self.old[: len(logp)], self.advantages[: len(logp)]",
+        (UPDATE,),
+    ),
+    Mutation(
+        "pieces attended to together see what comes later",
+        "models/grouped_attention.py",
+        "triu_(width - length + 1)",
+        "triu_(width - length + 2)",
+        (ATTENTION,),
+    ),
+    Mutation(
+        "what several pieces see learns from one",
+        "models/grouped_attention.py",
+        "for heads, places in plan.copies:",
+        "for heads, places in ():",
+        (ATTENTION,),
+    ),
+    Mutation(
+        "padded queries learn",
+        "models/grouped_attention.py",
+        ".index_fill_(0, bucket.padded, 0.0)",
+        "",
+        (ATTENTION,),
     ),
     Mutation(
         "packed rows see each other",

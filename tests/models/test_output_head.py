@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from surefoot import algo
 from surefoot.errors import ModelError
 from surefoot.models import output_head
-from surefoot.models.output_head import HeadSettings, OutputHead
+from surefoot.models.output_head import HeadSettings, OutputHead, Slopes
 
 VOCABULARY, HIDDEN, ROWS = 13, 5, 9
 SETTINGS = {
@@ -147,15 +147,19 @@ def test_logits_far_apart_stay_finite() -> None:
     assert hidden.grad is not None and torch.isfinite(hidden.grad).all()
 
 
+@pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_gives_float32_statistics_and_sums_gradients_in_float32(dtype: torch.dtype) -> None:
+def test_half_precision_gives_float32_statistics_and_sums_gradients_in_float32(dtype: torch.dtype, known: bool) -> None:
     """In bfloat16 a sum of many chunks stops growing at 256 times an addend."""
     layer = nn.Linear(1, VOCABULARY, bias=True).to(dtype)
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)
     rows = 4 * 1024
     hidden = torch.ones(rows, 1, dtype=dtype)
-    logp, entropy = OutputHead(layer, HeadSettings()).logp(hidden, torch.zeros(rows, dtype=torch.long), entropy=True)
+    slopes: Slopes | None = (lambda _, x: (torch.full_like(x, 1 / rows), None)) if known else None
+    logp, entropy = OutputHead(layer, HeadSettings()).logp(
+        hidden, torch.zeros(rows, dtype=torch.long), entropy=True, slopes=slopes
+    )
     assert logp.dtype == torch.float32 and entropy is not None and entropy.dtype == torch.float32
     torch.testing.assert_close(logp, torch.full((rows,), -math.log(VOCABULARY)))
     logp.mean().backward()
@@ -180,7 +184,8 @@ class LargestOutput(TorchDispatchMode):
         return out
 
 
-def test_full_logits_never_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("known", [False, True])
+def test_full_logits_never_exist(monkeypatch: pytest.MonkeyPatch, known: bool) -> None:
     """MEM-02: neither in the forward nor in the backward pass, where chunks might be put together again."""
     vocabulary, rows, per_chunk = 1000, 200, 8
     monkeypatch.setattr(output_head, "CHUNK_BYTES", 4 * vocabulary * per_chunk)
@@ -190,7 +195,8 @@ def test_full_logits_never_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     allowed = max(per_chunk * vocabulary, layer.weight.numel())
     with LargestOutput() as watch:
         settings = HeadSettings(temperature=0.7, softcap=3.0, banned=(999,))
-        logp, entropy = OutputHead(layer, settings).logp(hidden, tokens, entropy=True)
+        slopes: Slopes | None = (lambda _, x: (torch.ones_like(x), torch.ones_like(x))) if known else None
+        logp, entropy = OutputHead(layer, settings).logp(hidden, tokens, entropy=True, slopes=slopes)
         assert entropy is not None
         (logp.sum() + entropy.sum()).backward()
     assert watch.elements == allowed
@@ -199,17 +205,101 @@ def test_full_logits_never_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     assert watch.elements == rows * vocabulary > 10 * allowed
 
 
+# -------------------------------------------------------------------------------------- losses known beforehand
+
+
+def curved(logp: Tensor, entropy: Tensor | None, weights: Tensor) -> Tensor:
+    """A loss that is not linear in its log-probabilities."""
+    loss = (weights[0] * logp.exp()).sum()
+    return loss if entropy is None else loss + (weights[1] * entropy).sum()
+
+
+def slopes_of_curved(weights: Tensor, *, entropy: bool) -> Slopes:
+    def slopes(rows: slice, logp: Tensor) -> tuple[Tensor, Tensor | None]:
+        return weights[0, rows] * logp.exp(), weights[1, rows] if entropy else None
+
+    return slopes
+
+
+@pytest.mark.parametrize("trained", ["all", "states", "layer"])
+@pytest.mark.parametrize("entropy", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_frozen_layer_gives_the_gradients_of_full_logits(name: str, bias: bool) -> None:
+def test_a_loss_known_beforehand_has_the_gradients_of_full_logits(
+    name: str, bias: bool, entropy: bool, trained: str
+) -> None:
     layer, hidden, tokens = made(bias=bias)
-    layer.requires_grad_(False)
-    weights = torch.randn(ROWS, dtype=torch.float64)
-    logp, entropy = OutputHead(layer, SETTINGS[name]).logp(hidden, tokens)
-    assert entropy is None and logp.grad_fn is not None and "Frozen" in type(logp.grad_fn).__name__
-    expected = algo.token_logp(full_logits(layer, hidden, SETTINGS[name]), tokens)
-    torch.testing.assert_close(logp, expected)
-    # A loss that is not linear in the log-probabilities.
-    (found,) = torch.autograd.grad((logp.exp() * weights).sum(), hidden)
-    (spelt_out,) = torch.autograd.grad((expected.exp() * weights).sum(), hidden)
-    torch.testing.assert_close(found, spelt_out)
+    layer.requires_grad_(trained != "states")
+    hidden.requires_grad_(trained != "layer")
+    inputs = [x for x in (hidden, *layer.parameters()) if x.requires_grad]
+    weights = torch.randn(2, ROWS, dtype=torch.float64)
+    head, slopes = OutputHead(layer, SETTINGS[name]), slopes_of_curved(weights, entropy=entropy)
+    logp, found = head.logp(hidden, tokens, entropy=entropy, slopes=slopes)
+    logits = full_logits(layer, hidden, SETTINGS[name])
+    expected = (algo.token_logp(logits, tokens), algo.entropy(logits) if entropy else None)
+    torch.testing.assert_close((logp, found), expected)
+    ours = torch.autograd.grad(curved(logp, found, weights), inputs)
+    theirs = torch.autograd.grad(curved(*expected, weights), inputs)
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other)
+
+
+class CountedLogits(TorchDispatchMode):
+    """How many times logits of a row are made: products ``[k, V]``, in rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        products = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.linear.default)
+        if func in products and out.shape[-1] == VOCABULARY:
+            self.rows += len(out)
+        return out
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_logits_are_made_once_where_the_loss_is_known_beforehand(known: bool) -> None:
+    layer, hidden, tokens = made(bias=True)
+    weights = torch.randn(2, ROWS, dtype=torch.float64)
+    slopes = slopes_of_curved(weights, entropy=False) if known else None
+    with CountedLogits() as count:
+        logp, _ = OutputHead(layer, SETTINGS["plain"]).logp(hidden, tokens, slopes=slopes)
+        curved(logp, None, weights).backward()
+    assert count.rows == ROWS * (1 if known else 2)
+
+
+@pytest.mark.parametrize("wrong", ["logp", "entropy", "forgotten"])
+def test_a_loss_that_is_not_as_it_was_said_to_be_is_refused(wrong: str) -> None:
+    """A wrong slope would train something else than the loss that is reported."""
+    layer, hidden, tokens = made(bias=False)
+    weights = torch.randn(2, ROWS, dtype=torch.float64)
+    said = weights.clone()
+    said[("logp", "entropy", "forgotten").index(wrong) % 2, 3] += 0.1
+    slopes = slopes_of_curved(said if wrong != "forgotten" else weights, entropy=wrong != "forgotten")
+    logp, entropy = OutputHead(layer, SETTINGS["plain"]).logp(hidden, tokens, entropy=True, slopes=slopes)
+    with pytest.raises(ModelError, match="in another way than was said"):
+        curved(logp, entropy, weights).backward()
+    assert layer.weight.grad is None and hidden.grad is None
+
+
+def test_without_gradients_nothing_is_asked_of_the_loss() -> None:
+    layer, hidden, tokens = made(bias=False)
+
+    def slopes(rows: slice, logp: Tensor) -> tuple[Tensor, Tensor | None]:
+        raise AssertionError("asked")
+
+    with torch.no_grad():
+        logp, _ = OutputHead(layer, SETTINGS["plain"]).logp(hidden, tokens, slopes=slopes)
+    torch.testing.assert_close(logp, OutputHead(layer, SETTINGS["plain"]).logp(hidden, tokens)[0])
+
+
+def test_no_tokens_of_a_known_loss_give_zero_gradients() -> None:
+    layer, hidden, _ = made(bias=True)
+    slopes = slopes_of_curved(torch.zeros(2, 0).double(), entropy=True)
+    logp, entropy = OutputHead(layer, SETTINGS["plain"]).logp(
+        hidden[:0], torch.zeros(0, dtype=torch.long), entropy=True, slopes=slopes
+    )
+    curved(logp, entropy, torch.zeros(2, 0).double()).backward()
+    assert layer.weight.grad is not None and not layer.weight.grad.any()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
@@ -31,6 +33,7 @@ from surefoot.models.save import save_critic, save_policy
 from surefoot.models.scoring import BatchPlan
 from surefoot.records import Rollout, Trajectory
 from surefoot.rollout.decoding import Sampling, decode
+from tests.builders import save_llama
 from tests.models.oracle_models import folder
 
 CPU = torch.device("cpu")
@@ -236,7 +239,8 @@ def test_no_graph_holds_a_dense_weight() -> None:
     sizes = {(m.out_features, m.in_features) for m in policy.lm.model.modules() if isinstance(m, QuantisedLinear)}
     shapes: list[tuple[int, ...]] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: shapes.append(tuple(t.shape)) or t, lambda t: t):
-        policy.forward(lay_out(ROLLOUT, [0, 1, 2], packed=True, device=CPU))
+        batch = lay_out(ROLLOUT, [0, 1, 2], packed=True, device=CPU)
+        policy.forward(batch, slopes=lambda _, logp: (torch.ones_like(logp), None))
     assert shapes and not sizes & set(shapes) - {tuple(p.shape) for p in policy.trainable().values()}
 
 
@@ -252,6 +256,33 @@ def test_checkpointed_layers_give_the_same_gradients(kind: str) -> None:
 def test_other_types_train_too(dtype: str) -> None:
     found = gradients(shaken(quantised("llama", "int8", dtype=dtype)))
     assert found and all(bool(torch.isfinite(g).all()) and float(g.abs().max()) > 0 for g in found.values())
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_what_was_read_to_be_quantised_leaves_the_main_memory(tmp_path: Path) -> None:
+    """The embedding keeps the whole file mapped, and with it all weights that nobody reads any more."""
+    path = save_llama(tmp_path / "llama", vocabulary=64, hidden=512, layers=4)
+    size = (path / "model.safetensors").stat().st_size
+    whole = load_policy(path, lora=Lora(2))
+    assert mapped(path) > 0.9 * size, "the file is not mapped: nothing to see here"
+    del whole
+    gc.collect()
+    policy = load_policy(path, lora=Lora(2), quantize="int8")
+    assert mapped(path) < 0.15 * size
+    weights = load_file(path / "model.safetensors")
+    assert torch.equal(policy.lm.model.get_input_embeddings().weight, weights["model.embed_tokens.weight"])
+
+
+def mapped(folder: Path) -> int:
+    """Bytes of a folder's files that lie in main memory for this process."""
+    found, ours = 0, False
+    for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
+        name, *rest = line.split()
+        if "-" in name and not name.endswith(":"):
+            ours = str(folder) in line
+        elif ours and name == "Rss:":
+            found += int(rest[0]) * 1024
+    return found
 
 
 # ------------------------------------------------------------------------------------- head, reference, sampler

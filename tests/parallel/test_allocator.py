@@ -6,11 +6,12 @@ import mmap
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
-from surefoot.parallel.allocator import hand_back
+from surefoot.parallel.allocator import MappedFiles, hand_back
 from tests.resident import resident
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's malloc, Linux's madvise")
@@ -55,6 +56,30 @@ def test_pages_handed_back_leave_memory_and_the_ends_of_the_block_stay() -> None
     assert before - resident() > 0.9 * given
     assert block[:100].min() == block[-100:].min() == 1
     assert int(block.sum(dtype=torch.int64)) == len(block) - given, "only whole pages inside the block read as zeros"
+
+
+@linux
+def test_pages_of_a_file_leave_memory_and_are_read_again(tmp_path: Path) -> None:
+    file = tmp_path / "numbers"
+    file.write_bytes(bytes(range(256)) * 250_000)
+    block = torch.from_file(str(file), shared=False, size=64_000_000, dtype=torch.uint8)
+    total, before = int(block.sum(dtype=torch.int64)), resident()
+    given = MappedFiles().hand_back(block.data_ptr(), len(block))
+    assert given > 0.99 * len(block) and before - resident() > 0.9 * given
+    assert int(block.sum(dtype=torch.int64)) == total
+
+
+@linux
+@pytest.mark.parametrize("shared", [False, True])
+def test_what_lies_in_no_file_of_our_own_is_left_alone(tmp_path: Path, shared: bool) -> None:
+    """Memory that is handed back reads as zeros; changes of a shared mapping belong to others too."""
+    file = tmp_path / "numbers"
+    file.write_bytes(bytes(4_000_000))
+    block = torch.ones(4_000_000, dtype=torch.uint8)
+    if shared:
+        block = torch.from_file(str(file), shared=True, size=4_000_000, dtype=torch.uint8).fill_(1)
+    assert MappedFiles().hand_back(block.data_ptr(), len(block)) == 0
+    assert int(block.sum(dtype=torch.int64)) == len(block)
 
 
 @linux

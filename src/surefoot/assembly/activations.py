@@ -32,6 +32,8 @@ class LaidSizes:
         joined: keys that are copied to stand before those that continue them, own ones included.
         masked: entries of the masks of pieces that continue others.
         packed: whether rows lie end to end.
+        weights: attention weights of a head, padding included, where short pieces are attended to together; else 0,
+            and the three above count.
     """
 
     tokens: int
@@ -39,6 +41,7 @@ class LaidSizes:
     joined: int
     masked: int
     packed: bool
+    weights: int = 0
 
 
 @dataclass(frozen=True)
@@ -77,11 +80,12 @@ def kept_by_a_layer(model: TrainedModel, laid: LaidSizes) -> int:
     per_token = 4 * hidden + 2 + 3 * inner
     if shape.normed_heads:
         per_token += queries + keys + shape.heads + shape.key_heads
-    # Turned queries and keys, values, what attention found, and its log-sums.
-    per_token += 2 * queries + 2 * keys + shape.heads
-    if laid.packed:
-        # What attention found once more: of each piece, and end to end.
-        per_token += queries
+    # Turned queries and keys, values, and what attention found.
+    per_token += 2 * queries + 2 * keys
+    if laid.weights:
+        return (laid.tokens * per_token + laid.weights * shape.heads) * model.width
+    # Log-sums of attention, and what it found once more: of each piece, and end to end.
+    per_token += shape.heads + (queries if laid.packed else 0)
     return (laid.tokens * per_token + laid.joined * 2 * keys) * model.width
 
 
@@ -100,10 +104,10 @@ def kept_for_backward(model: TrainedModel, laid: LaidSizes) -> int:
             # Before the first adapter nothing needs a gradient.
             layers -= states
     # One for all layers.
-    angles, masks = 2 * laid.tokens * shape.per_head * model.width, laid.masked * model.width
-    # The states that action tokens were chosen in: for a frozen output layer and for a value head one each.
-    read = model.readers if model.ranks else 1
-    return layers + states + angles + masks + read * laid.actions * shape.hidden * model.width
+    angles = 2 * laid.tokens * shape.per_head * model.width
+    masks = (laid.weights * shape.heads if laid.weights else laid.masked) * model.width
+    # For the states that action tokens were chosen in: their gradient of the policy's loss, and a value head's own.
+    return layers + states + angles + masks + model.readers * laid.actions * shape.hidden * model.width
 
 
 def backward_of_a_layer(model: TrainedModel, laid: LaidSizes) -> int:

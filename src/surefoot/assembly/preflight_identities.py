@@ -19,7 +19,7 @@ from surefoot.models.scoring import BatchPlan
 from surefoot.records import FloatArray, Rollout, Score, StopReason, Trajectory
 from surefoot.training.critic_update import ServedCritic, cut
 from surefoot.training.estimate import Batch, Reading, clear_failed, estimate
-from surefoot.training.losses import Coefficients, Counts, PolicyOutput, gather, policy_terms
+from surefoot.training.losses import Coefficients, Counts, PolicyLoss, PolicyOutput, gather, policy_terms
 from surefoot.training.step import Parts, read
 
 ROWS: Final = 4
@@ -112,7 +112,8 @@ def _check_ratio(config: Config, policy: CausalPolicy, start: Start, tolerance: 
     for micro in cut(batch, rows, policy.plan, device):
         with torch.no_grad():
             logp, entropy, _ = policy.forward(micro, entropy=config.ppo.entropy_coef > 0)
-            terms = policy_terms(PolicyOutput(logp, entropy), micro, batch, counts, config.ppo, start.coef)
+            loss = PolicyLoss.of(micro, batch, counts, config.ppo, start.coef, device)
+            terms = policy_terms(PolicyOutput(logp, entropy), loss)
         gap = max(gap, float((logp - gather(batch.old_logp, micro, device)).abs().max()))
         clipped, kl = clipped + terms.clipped, kl + terms.kl
     tokens = max(counts.tokens, 1)

@@ -14,9 +14,11 @@ import torch
 
 from surefoot.assembly.activations import LaidSizes
 from surefoot.assembly.models import batch_plan
+from surefoot.assembly.roles import width_of
 from surefoot.config import Config
 from surefoot.data.order import PromptOrder
 from surefoot.models.attention import Packed
+from surefoot.models.grouped_attention import in_buckets
 from surefoot.models.packing import groups_within, pack, pad
 from surefoot.records import IntArray
 from surefoot.rollout.decoding import PREFILL_TOKENS
@@ -126,12 +128,10 @@ def _micro_batches(config: Config, rows: list[IntArray], *, packed: bool) -> Ite
         if not isinstance(laid.layout, Packed):
             yield LaidSizes(tokens, actions, joined=0, masked=0, packed=False)
             continue
-        seen = _continuing(laid.layout)
-        joined, masked = sum(keys for _, keys in seen), sum(queries * keys for queries, keys in set(seen))
-        yield LaidSizes(tokens, actions, joined, masked, packed=True)
-
-
-def _continuing(layout: Packed) -> list[tuple[int, int]]:
-    """Of the pieces that continue others the tokens, and those that they see."""
-    own, pairs = layout.lengths, zip(layout.lengths, layout.before, strict=True)
-    return [(length, length + sum(own[i] for i in before)) for length, before in pairs if before]
+        own, before = laid.layout.lengths, laid.layout.before or ((),) * len(laid.layout.lengths)
+        seen = [length + sum(own[i] for i in others) for length, others in zip(own, before, strict=True)]
+        continuing = [(own[i], seen[i]) for i in range(len(own)) if before[i]]
+        joined, masked = sum(keys for _, keys in continuing), sum(queries * keys for queries, keys in set(continuing))
+        together = in_buckets(own, seen, width_of(config)) or []
+        weights = sum(len(b) * max(own[i] for i in b) * max(seen[i] for i in b) for b in together)
+        yield LaidSizes(tokens, actions, joined, masked, packed=True, weights=weights)

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import AttentionInterface
 
 from surefoot.errors import ModelError
+from surefoot.models.grouped_attention import SHORT, Grouping, Heads, grouped_attention, grouping
 
 NAME = "surefoot"
 
@@ -46,6 +47,13 @@ class Packed:
             hidden = torch.full((queries, keys), -torch.inf, dtype=like.dtype, device=like.device)
             kept[shape] = hidden.triu_(keys - queries + 1)
         return kept[shape]
+
+    def grouping(self, heads: Heads, like: Tensor) -> Grouping | None:
+        """The pieces by size, where several are attended to at once; the same for all layers."""
+        kept: dict[tuple[Heads, torch.dtype], Grouping | None] = self.__dict__.setdefault("_grouping", {})
+        if (heads, like.dtype) not in kept:
+            kept[heads, like.dtype] = grouping(self.lengths, self.before, heads, like)
+        return kept[heads, like.dtype]
 
 
 class KVCache:
@@ -178,6 +186,10 @@ def _packed(
     window: int | None,
 ) -> Tensor:
     """Each piece attends to itself and to the pieces before it; ``[1, N, H, D]``."""
+    if softcap is None and (window is None or window >= SHORT):
+        groups = layout.grouping(Heads(query.shape[1], key.shape[1]), query)
+        if groups is not None:
+            return grouped_attention(query, key, value, groups, query.shape[3] ** -0.5 if scale is None else scale)
     # Joined as the tokens lie, a token's heads together, which is faster than a head at a time (measured).
     keys, values = (x.transpose(1, 2).split(layout.lengths, dim=1) for x in (key, value))
     parts = []

@@ -1,12 +1,13 @@
 """From hidden states to the log-probability and entropy of one token each, never holding ``[B, T, V]``.
 
-Logits exist for a few rows at a time. Where the output layer is trained they are made again in the backward pass, and
-their gradient is formed and used up chunk by chunk. Where it is frozen, the gradient of a token's log-probability with
-respect to its state is made together with the log-probability, so that nothing is made twice.
+Logits exist for a few rows at a time, and their gradient is formed and used up chunk by chunk. Who can say beforehand
+how the loss depends on each number (:data:`Slopes`) gets all gradients made with the numbers, from the same logits;
+otherwise logits are made a second time in the backward pass.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -20,6 +21,12 @@ from surefoot.errors import ModelError
 # Logits at a time: large enough for full-speed matrix products, small beside the weights. Smaller chunks stay in a
 # CPU's cache, but the gradient of the weights is read and written once a chunk, which costs more.
 CHUNK_BYTES = 64 * 2**20
+
+Slopes = Callable[[slice, Tensor], tuple[Tensor, Tensor | None]]
+"""Given rows and their log-probabilities ``[k]``: the loss's derivatives ``[k]`` by these, and by the entropies of the
+same rows (None: the loss does not use them)."""
+# Share of the largest slope by which the loss may differ from what was said of it: both are sums of few numbers.
+SLOPES_MAY_DIFFER = 1e-3
 
 
 @dataclass(frozen=True)
@@ -89,11 +96,7 @@ class _TokenLogp(torch.autograd.Function):
             logp[rows] = log_p.gather(1, chosen)[:, 0]
             lse[rows] = z.gather(1, chosen)[:, 0] - logp[rows]
             if entropy is not None:
-                p = torch.exp(log_p)
-                if settings.banned:
-                    # Probability 0 times -inf must be 0.
-                    log_p.index_fill_(-1, _index(settings.banned, z.device), 0.0)
-                entropy[rows] = -torch.linalg.vecdot(p, log_p)
+                entropy[rows] = _entropy(log_p, settings)
         ctx.save_for_backward(hidden, weight, bias, tokens, lse, entropy)
         ctx.settings = settings
         ctx.set_materialize_grads(False)
@@ -106,40 +109,136 @@ class _TokenLogp(torch.autograd.Function):
         settings: HeadSettings = ctx.settings
         if grad_logp is None and grad_entropy is None:
             return (None,) * 6
-        grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
-        # Added up in float32 at least: in half precision the sum over many chunks would stop growing.
-        grad_weight = torch.zeros_like(weight, dtype=lse.dtype) if ctx.needs_input_grad[1] else None
-        grad_bias = torch.zeros_like(bias, dtype=lse.dtype) if bias is not None and ctx.needs_input_grad[2] else None
+        sums = _Gradients(hidden, weight, bias, ctx.needs_input_grad, lse.dtype)
         for rows in _chunks(tokens, weight, lse.dtype):
             z = settings.logits(torch.nn.functional.linear(hidden[rows], weight, bias))
             # What is still needed afterwards must not be written over.
             log_p = z - lse[rows, None] if settings.softcap is not None else z.sub_(lse[rows, None])
-            grad = log_p.exp_() if grad_entropy is None else torch.exp(log_p)
-            if grad_entropy is not None:
-                # dH / dz = -p (log p + H)
-                factor = log_p.add_(entropy[rows, None]).mul_(-grad_entropy[rows, None])
-                grad.mul_(factor if grad_logp is None else factor.sub_(grad_logp[rows, None]))
-            if grad_logp is not None:
-                # d logp / dz = onehot - p
-                if grad_entropy is None:
-                    grad.mul_(-grad_logp[rows, None])
-                grad.scatter_add_(1, tokens[rows, None], grad_logp[rows, None])
-            grad = settings.raw_gradient(grad, z)
-            if grad_bias is not None:
-                grad_bias += grad.sum(0)
-            grad = grad.to(hidden.dtype)
-            if grad_hidden is not None:
-                grad_hidden[rows] = grad @ weight
-            if grad_weight is not None:
-                _add_product(grad_weight, grad.T, hidden[rows])
-        return (
-            grad_hidden,
-            None if grad_weight is None else grad_weight.to(weight.dtype),
-            None if grad_bias is None else grad_bias.to(bias.dtype),
-            None,
-            None,
-            None,
-        )
+            by_logp, by_entropy = (None if g is None else g[rows] for g in (grad_logp, grad_entropy))
+            of_rows = None if entropy is None else entropy[rows]
+            grad = _by_logits(log_p, tokens[rows], by_logp, of_rows, by_entropy)
+            sums.add(rows, settings.raw_gradient(grad, z), hidden[rows], weight)
+        return (*sums.finished(weight, bias), None, None, None)
+
+
+@dataclass(frozen=True)
+class _KnownLoss:
+    """What a loss uses, and how it depends on that."""
+
+    entropy: bool
+    slopes: Slopes
+
+
+class _KnownLossLogp(torch.autograd.Function):
+    """As :class:`_TokenLogp` for a loss whose slopes are known: its gradients are made in the forward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        tokens: Tensor,
+        settings: HeadSettings,
+        loss: _KnownLoss,
+    ) -> tuple[Tensor, Tensor | None]:
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        logp = hidden.new_empty(len(tokens), dtype=wide)
+        entropy = torch.empty_like(logp) if loss.entropy else None
+        said_logp, said_entropy = torch.zeros_like(logp), torch.zeros_like(logp)
+        sums = _Gradients(hidden, weight, bias, ctx.needs_input_grad, wide)
+
+        def gradient(rows: slice) -> Tensor:
+            z = settings.logits(torch.nn.functional.linear(hidden[rows], weight, bias))
+            log_p = torch.log_softmax(z, dim=-1)
+            logp[rows] = log_p.gather(1, tokens[rows, None])[:, 0]
+            of_rows = None
+            if entropy is not None:
+                of_rows = entropy[rows] = _entropy(log_p, settings)
+            by_logp, by_entropy = loss.slopes(rows, logp[rows])
+            said_logp[rows] = by_logp
+            if by_entropy is not None:
+                said_entropy[rows] = by_entropy
+            return settings.raw_gradient(_by_logits(log_p, tokens[rows], by_logp, of_rows, by_entropy), z)
+
+        for rows in _chunks(tokens, weight, wide):
+            sums.add(rows, gradient(rows), hidden[rows], weight)
+        ctx.save_for_backward(said_logp, said_entropy, *sums.finished(weight, bias))
+        return logp, entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_logp: Tensor, grad_entropy: Tensor | None) -> tuple[Any, ...]:
+        said_logp, said_entropy, *gradients = ctx.saved_tensors
+        for given, said in ((grad_logp, said_logp), (grad_entropy, said_entropy)):
+            # Numbers that are not finite compare as kept: the optimizer deals with those.
+            if given is not None and len(given) and (given - said).abs().max() > SLOPES_MAY_DIFFER * said.abs().max():
+                raise ModelError(
+                    "a loss depends on its log-probabilities in another way than was said beforehand",
+                    hint="give no slopes, or those of this very loss",
+                )
+        return (*gradients, None, None, None)
+
+
+def _entropy(log_p: Tensor, settings: HeadSettings) -> Tensor:
+    """``[k]`` entropies of ``[k, V]`` log-probabilities; may write over those of banned ids."""
+    p = torch.exp(log_p)
+    if settings.banned:
+        # Probability 0 times -inf must be 0.
+        log_p.index_fill_(-1, _index(settings.banned, log_p.device), 0.0)
+    entropy: Tensor = -torch.linalg.vecdot(p, log_p)
+    return entropy
+
+
+def _by_logits(
+    log_p: Tensor, tokens: Tensor, by_logp: Tensor | None, entropy: Tensor | None, by_entropy: Tensor | None
+) -> Tensor:
+    """``[k, V]`` gradient by the finished logits, anything for banned ids; writes over ``log_p``."""
+    if entropy is not None and by_entropy is not None:
+        # dH / dz = -p (log p + H)
+        grad = torch.exp(log_p)
+        factor = log_p.add_(entropy[:, None]).mul_(-by_entropy[:, None])
+        grad.mul_(factor if by_logp is None else factor.sub_(by_logp[:, None]))
+    else:
+        assert by_logp is not None
+        grad = log_p.exp_().mul_(-by_logp[:, None])
+    if by_logp is not None:
+        # d logp / dz = onehot - p
+        grad.scatter_add_(1, tokens[:, None], by_logp[:, None])
+    return grad
+
+
+class _Gradients:
+    """Of ``hidden @ weight^T + bias``, added up chunk by chunk.
+
+    Args:
+        hidden, weight, bias: of the map.
+        wants: which of them need a gradient; more may follow.
+        wide: the type that those of weight and bias are added up in: float32 at least, since in half precision the sum
+            over many chunks would stop growing.
+    """
+
+    def __init__(
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, wants: Sequence[bool], wide: torch.dtype
+    ) -> None:
+        self.hidden = torch.empty_like(hidden) if wants[0] else None
+        self.weight = torch.zeros_like(weight, dtype=wide) if wants[1] else None
+        self.bias = torch.zeros_like(bias, dtype=wide) if bias is not None and wants[2] else None
+
+    def add(self, rows: slice, grad: Tensor, hidden: Tensor, weight: Tensor) -> None:
+        """Count in the gradient ``[k, V]`` of some rows, whose states are ``[k, H]``."""
+        if self.bias is not None:
+            self.bias += grad.sum(0)
+        grad = grad.to(hidden.dtype)
+        if self.hidden is not None:
+            torch.mm(grad, weight, out=self.hidden[rows])
+        if self.weight is not None:
+            _add_product(self.weight, grad.T, hidden)
+
+    def finished(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """In the types of what they belong to."""
+        of_weight = None if self.weight is None else self.weight.to(weight.dtype)
+        return self.hidden, of_weight, None if self.bias is None or bias is None else self.bias.to(bias.dtype)
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
@@ -155,34 +254,6 @@ def _chunks(tokens: Tensor, weight: Tensor, dtype: torch.dtype) -> list[slice]:
     return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
 
 
-class _FrozenTokenLogp(torch.autograd.Function):
-    """As :class:`_TokenLogp` for an output layer that is not trained, without entropies."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, tokens: Tensor, settings: HeadSettings
-    ) -> Tensor:
-        wide = torch.promote_types(hidden.dtype, torch.float32)
-        logp = hidden.new_empty(len(tokens), dtype=wide)
-        # d logp / d hidden; a loss only scales its rows.
-        direction = torch.empty_like(hidden)
-        for rows in _chunks(tokens, weight, wide):
-            z = settings.logits(torch.nn.functional.linear(hidden[rows], weight, bias))
-            log_p, chosen = torch.log_softmax(z, dim=-1), tokens[rows, None]
-            logp[rows] = log_p.gather(1, chosen)[:, 0]
-            grad = log_p.exp_().neg_()
-            grad.scatter_add_(1, chosen, torch.ones_like(grad[:, :1]))
-            torch.mm(settings.raw_gradient(grad, z).to(hidden.dtype), weight, out=direction[rows])
-        ctx.save_for_backward(direction)
-        return logp
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
-        (direction,) = ctx.saved_tensors
-        return (direction * grad[:, None]).to(direction.dtype), None, None, None, None
-
-
 class OutputHead:
     """A causal LM's output layer.
 
@@ -194,26 +265,30 @@ class OutputHead:
     def __init__(self, layer: torch.nn.Module, settings: HeadSettings) -> None:
         self.layer, self.settings = layer, settings
 
-    def logp(self, hidden: Tensor, tokens: Tensor, *, entropy: bool = False) -> tuple[Tensor, Tensor | None]:
+    def logp(
+        self, hidden: Tensor, tokens: Tensor, *, entropy: bool = False, slopes: Slopes | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """Log-probability of each token, and the entropy of its distribution if asked for.
 
         Args:
             hidden: ``[n, H]`` states in which the tokens were chosen.
             tokens: ``[n]`` ids.
             entropy: also compute entropies (in nats).
+            slopes: of the loss that will be made of these numbers and of nothing else; saves a third of the work on the
+                logits.
         Returns:
             ``[n]`` log-probabilities and ``[n]`` entropies or None, in float32 at least.
+        Raises:
+            ModelError: a banned token; in the backward pass, a loss that does not have these slopes.
         """
         weight, bias = self.parameters()
         banned = self.settings.banned
         if banned and len(tokens) and torch.isin(tokens, _index(banned, tokens.device)).any():
             raise ModelError("an action token is an id that no token of the vocabulary has", hint="check the tokenizer")
-        trained = weight.requires_grad or (bias is not None and bias.requires_grad)
-        if hidden.requires_grad and not trained and not entropy:
-            only: Any = _FrozenTokenLogp.apply
-            return only(hidden, weight, bias, tokens, self.settings), None
-        apply: Any = _TokenLogp.apply
-        out: tuple[Tensor, Tensor | None] = apply(hidden, weight, bias, tokens, self.settings, entropy)
+        known = None if slopes is None or not torch.is_grad_enabled() else _KnownLoss(entropy, slopes)
+        apply: Any = _TokenLogp.apply if known is None else _KnownLossLogp.apply
+        asked = entropy if known is None else known
+        out: tuple[Tensor, Tensor | None] = apply(hidden, weight, bias, tokens, self.settings, asked)
         return out
 
     def logits(self, hidden: Tensor) -> Tensor:

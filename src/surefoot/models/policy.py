@@ -19,6 +19,7 @@ from surefoot.models.batching import MicroBatch
 from surefoot.models.digest import digest_tensors
 from surefoot.models.load import CausalLM, check_temperature, load_model_config, read_causal_lm, ready_lm
 from surefoot.models.lora import add_adapter, base_of_adapter, is_adapter, load_adapter, merge_adapter, starting_policy
+from surefoot.models.output_head import Slopes
 from surefoot.models.quantise import quantise, require_codec
 from surefoot.models.scoring import BatchPlan, TokenScores, ValueHead, score_rollout
 from surefoot.models.tokenizer import load_codec
@@ -80,14 +81,20 @@ class CausalPolicy:
         """As :meth:`evaluate`, of these rows only; and values, where a value head sits on the trunk."""
         return score_rollout(self.lm.trunk, rollout, self.plan, head=self.lm.head, value_head=value_head, rows=rows)
 
-    def forward(self, batch: MicroBatch, *, entropy: bool = False) -> tuple[Tensor, Tensor | None, Tensor]:
+    def forward(
+        self, batch: MicroBatch, *, entropy: bool = False, slopes: Slopes | None = None
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
         """One differentiable pass over a micro-batch of n action tokens.
 
+        Args:
+            batch: what to read.
+            entropy: also compute entropies.
+            slopes: as for :meth:`surefoot.models.output_head.OutputHead.logp`.
         Returns:
             ``[n]`` log-probabilities, ``[n]`` entropies or None, and the ``[n, H]`` states they come from.
         """
         states = self.lm.hidden(batch).index_select(0, batch.states)
-        logp, entropies = self.lm.head.logp(states, batch.tokens, entropy=entropy)
+        logp, entropies = self.lm.head.logp(states, batch.tokens, entropy=entropy, slopes=slopes)
         return logp, entropies, states
 
 

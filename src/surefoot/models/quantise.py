@@ -23,6 +23,7 @@ from transformers.pytorch_utils import Conv1D
 
 from surefoot.errors import ModelError, missing_extra
 from surefoot.models.frozen_maps import FrozenMap, frozen_linears
+from surefoot.parallel.allocator import MappedFiles
 
 BLOCK: Final = 64
 """Weights that share a scale."""
@@ -153,13 +154,18 @@ def quantise(model: Any, kind: str, device: torch.device) -> None:
     names = [name for name, layer in layers.items() if _evenly(sizes_of(layer)[1])]
     if not names:
         raise ModelError("the model has no linear layers to quantise", got=type(model).__name__)
+    files = MappedFiles()
     for name in names:
         layer: Any = layers.pop(name)
         transposed = isinstance(layer, Conv1D)
-        weight = layer.weight.detach().to(device)
+        stored = layer.weight.detach()
+        weight = stored.to(device)
         parent, _, own = name.rpartition(".")
         new = LAYERS[kind](weight.t().contiguous() if transposed else weight, layer.bias, transposed=transposed)
         setattr(model.get_submodule(parent), own, new)
+        if stored.device.type == "cpu":
+            # The weights that stay keep the whole file in place.
+            files.hand_back(stored.data_ptr(), stored.nbytes)
 
 
 def linear_layers(model: Any) -> dict[str, nn.Module]:

@@ -10,6 +10,7 @@ import ctypes
 import mmap
 import os
 import sys
+from pathlib import Path
 
 # Of glibc's malloc.h.
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
@@ -50,6 +51,31 @@ def hand_back(address: int, size: int) -> int:
     madvise = ctypes.CDLL(None).madvise
     done: bool = madvise(ctypes.c_void_p(first), ctypes.c_size_t(length), mmap.MADV_DONTNEED) == 0
     return length if done else 0
+
+
+class MappedFiles:
+    """Where files lie in this process's memory as of now, changes to them private: weights as they were read."""
+
+    def __init__(self) -> None:
+        self._blocks: list[tuple[int, int]] = []
+        if sys.platform.startswith("linux"):
+            for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
+                block, rights, _, _, inode, *_ = line.split()
+                if inode != "0" and rights.endswith("p"):
+                    first, end = block.split("-")
+                    self._blocks.append((int(first, 16), int(end, 16)))
+
+    def hand_back(self, address: int, size: int) -> int:
+        """Let the whole pages of a part of a file go out of main memory; gives how many bytes that were.
+
+        Who reads there again gets what the file holds; what was written over it is lost. Nothing happens where no file
+        lies.
+
+        Args:
+            address, size: of the part, in bytes.
+        """
+        inside = any(first <= address and address + size <= end for first, end in self._blocks)
+        return hand_back(address, size) if inside else 0
 
 
 def hand_back_next(size: int) -> None:

@@ -125,43 +125,107 @@ def share(x: Tensor, micro: MicroBatch, counts: Counts, how: str) -> Tensor:
     return algo.aggregate(dense, mask, how, count=counts.denominator(how))
 
 
-def policy_terms(
-    output: PolicyOutput, micro: MicroBatch, batch: Batch, counts: Counts, cfg: PPOSection, coef: Coefficients
-) -> PolicyTerms:
-    """The policy's loss on one micro-batch.
+@dataclass(frozen=True)
+class PolicyLoss:
+    """The policy's loss on one micro-batch, as a function of its numbers.
 
-    Args:
-        output: of the policy on its action tokens.
-        micro, batch, counts: which tokens, with which estimates, out of how many.
+    Attributes:
+        old, advantages: ``[n]``, of its action tokens.
+        weights: ``[n]`` importance weights, or None.
+        reference: ``[n]`` log-probabilities of the reference where KL is a loss term, or None.
+        shares: ``[n]``: what one of each token's loss adds to the minibatch's.
         cfg: the config's ``ppo`` section.
         coef: coefficients now.
     """
-    logp, entropy, device = output.logp, output.entropy, output.logp.device
-    old, advantages = gather(batch.old_logp, micro, device), gather(batch.advantages, micro, device)
-    if cfg.surrogate == "kl":
-        per_token = algo.kl_policy_loss(logp, old, advantages, coef=coef.surrogate_kl)
-    else:
-        per_token = algo.policy_loss(
-            logp, old, advantages, clip_low=cfg.clip_low, clip_high=cfg.clip_high, dual_clip=cfg.dual_clip
+
+    old: Tensor
+    advantages: Tensor
+    weights: Tensor | None
+    reference: Tensor | None
+    shares: Tensor
+    cfg: PPOSection
+    coef: Coefficients
+
+    @classmethod
+    def of(
+        cls,
+        micro: MicroBatch,
+        batch: Batch,
+        counts: Counts,
+        cfg: PPOSection,
+        coef: Coefficients,
+        device: torch.device,
+    ) -> PolicyLoss:
+        """Gather what the loss needs: of which tokens, with which estimates, out of how many."""
+        old = gather(batch.old_logp, micro, device)
+        one = torch.zeros_like(old, requires_grad=True)
+        with torch.enable_grad():
+            (shares,) = torch.autograd.grad(share(one, micro, counts, cfg.aggregate), one)
+        penalised = coef.kl and cfg.kl.place == "loss"
+        return cls(
+            old,
+            gather(batch.advantages, micro, device),
+            None if batch.weights is None else gather(batch.weights, micro, device),
+            gather(batch.ref_logp, micro, device) if penalised else None,
+            shares,
+            cfg,
+            coef,
         )
-    if batch.weights is not None:
-        per_token = per_token * gather(batch.weights, micro, device)
-    surrogate = share(per_token, micro, counts, cfg.aggregate)
-    loss = surrogate
+
+    def surrogate(self, logp: Tensor, rows: slice = slice(None)) -> Tensor:
+        """The share of the minibatch's surrogate loss that ``[k]`` log-probabilities of these tokens make."""
+        cfg, old, advantages = self.cfg, self.old[rows], self.advantages[rows]
+        if cfg.surrogate == "kl":
+            per_token = algo.kl_policy_loss(logp, old, advantages, coef=self.coef.surrogate_kl)
+        else:
+            per_token = algo.policy_loss(
+                logp, old, advantages, clip_low=cfg.clip_low, clip_high=cfg.clip_high, dual_clip=cfg.dual_clip
+            )
+        if self.weights is not None:
+            per_token = per_token * self.weights[rows]
+        return (self.shares[rows] * per_token).sum()
+
+    def penalty(self, logp: Tensor, rows: slice = slice(None)) -> Tensor | None:
+        """That of the KL to the reference, where it is a loss term."""
+        if self.reference is None:
+            return None
+        kl = algo.kl(logp, self.reference[rows], self.cfg.kl.used_estimator)
+        return self.coef.kl * (self.shares[rows] * kl).sum()
+
+    def slopes(self, rows: slice, logp: Tensor) -> tuple[Tensor, Tensor | None]:
+        """As :data:`surefoot.models.output_head.Slopes`."""
+        with torch.enable_grad():
+            own = logp.detach().requires_grad_()
+            loss, penalty = self.surrogate(own, rows), self.penalty(own, rows)
+            (by_logp,) = torch.autograd.grad(loss if penalty is None else loss + penalty, own)
+        if not self.cfg.entropy_coef:
+            return by_logp, None
+        return by_logp, (-self.cfg.entropy_coef * self.shares[rows]).to(logp.dtype)
+
+
+def policy_terms(output: PolicyOutput, loss: PolicyLoss) -> PolicyTerms:
+    """The policy's loss on one micro-batch, and what the metrics need.
+
+    Args:
+        output: of the policy on its action tokens.
+        loss: of these tokens.
+    """
+    logp, entropy, cfg = output.logp, output.entropy, loss.cfg
+    surrogate, penalty = loss.surrogate(logp), loss.penalty(logp)
+    total = surrogate
     if entropy is not None and cfg.entropy_coef:
-        loss = loss - cfg.entropy_coef * share(entropy, micro, counts, cfg.aggregate)
-    if coef.kl and cfg.kl.place == "loss":
-        reference = gather(batch.ref_logp, micro, device)
-        loss = loss + coef.kl * share(algo.kl(logp, reference, cfg.kl.used_estimator), micro, counts, cfg.aggregate)
+        total = total - cfg.entropy_coef * (loss.shares * entropy).sum()
+    if penalty is not None:
+        total = total + penalty
     with torch.no_grad():
         everywhere = torch.ones_like(logp, dtype=torch.bool)[None]
         clipped = algo.clip_fraction(
-            logp.detach()[None], old[None], everywhere, clip_low=cfg.clip_low, clip_high=cfg.clip_high
+            logp.detach()[None], loss.old[None], everywhere, clip_low=cfg.clip_low, clip_high=cfg.clip_high
         )
         # k3 of old against new: with samples of the old policy, (r - 1) - log r is unbiased.
-        update_kl = algo.kl(old, logp.detach(), "k3")
+        update_kl = algo.kl(loss.old, logp.detach(), "k3")
     return PolicyTerms(
-        loss=loss,
+        loss=total,
         surrogate=float(surrogate.detach()),
         clipped=float(clipped) * len(logp),
         kl=float(update_kl.sum()),
@@ -174,7 +238,8 @@ def value_term(values: Tensor, micro: MicroBatch, batch: ValueBatch, counts: Cou
 
     Args:
         values: ``[n]`` differentiable values of the states in which its action tokens were chosen.
-        micro, batch, counts, cfg: as for :func:`policy_terms`.
+        micro, batch, counts: which tokens, with which estimates, out of how many.
+        cfg: the config's ``ppo`` section.
     """
     device = values.device
     per_token = algo.value_loss(

@@ -6,6 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
 from surefoot.data.demonstrations import Encoded
 from surefoot.models.batching import micro_batches
 from surefoot.models.policy import CausalPolicy
@@ -46,13 +49,17 @@ def sft_step(step: int, rows: Sequence[Encoded], parts: SFTParts, clock: StepClo
     """
     policy, batch = parts.policy, as_rollout(rows)
     counts = Counts(tokens=int(batch.mask.sum()), sequences=batch.num_rows)
-    loss = 0.0
+    loss, slope = 0.0, -1.0 / max(counts.tokens, 1)
+
+    def slopes(_: slice, logp: Tensor) -> tuple[Tensor, None]:
+        return torch.full_like(logp, slope), None
+
     with clock("update"):
         device, plan = policy.lm.device, policy.plan
         for micro in micro_batches(
             batch, range(batch.num_rows), tokens=plan.tokens, packed=plan.packed(device), device=device
         ):
-            logp, _, _ = policy.forward(micro)
+            logp, _, _ = policy.forward(micro, slopes=slopes)
             part = share(-logp, micro, counts, "token-mean")
             part.backward()
             loss += float(part.detach())

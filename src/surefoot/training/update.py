@@ -19,7 +19,7 @@ from surefoot.parallel.lanes import in_lanes
 from surefoot.parallel.rng import generator
 from surefoot.training.critic_update import Minibatches, ServedCritic, Update, cut, position_of, update_critic
 from surefoot.training.estimate import Batch
-from surefoot.training.losses import Coefficients, Counts, PolicyOutput, policy_terms, value_term
+from surefoot.training.losses import Coefficients, Counts, PolicyLoss, PolicyOutput, policy_terms, value_term
 from surefoot.training.optimizer import Optimizer
 
 
@@ -192,11 +192,13 @@ def _policy_updates(learner: Learner, work: _Work, plan: Minibatches) -> Iterato
 def _backward(learner: Learner, micro: MicroBatch, work: _Work, counts: Counts, sums: _Sums) -> None:
     """One forward and backward pass; its loss is its share of the minibatch's."""
     ppo = work.cfg.ppo
+    policy = learner.policy
+    known = PolicyLoss.of(micro, work.batch, counts, ppo, work.coef, policy.lm.device)
     with torch.set_grad_enabled(not work.frozen):
-        logp, entropy, states = learner.policy.forward(micro, entropy=ppo.entropy_coef > 0)
+        logp, entropy, states = policy.forward(micro, entropy=ppo.entropy_coef > 0, slopes=known.slopes)
     loss: Tensor | None = None
     if not work.frozen:
-        terms = policy_terms(PolicyOutput(logp, entropy), micro, work.batch, counts, ppo, work.coef)
+        terms = policy_terms(PolicyOutput(logp, entropy), known)
         loss = terms.loss
         sums.policy += float(terms.loss.detach())
         sums.clipped += terms.clipped
