@@ -69,7 +69,7 @@ def in_buckets(lengths: Sequence[int], seen: Sequence[int], width: int) -> list[
 
     Args:
         lengths, seen: tokens of each, and how many its last one sees.
-        width: bytes of a number; half precision has faster kernels for a piece alone.
+        width: bytes of a number; half precision is left to the library's own attention.
     """
     if len(lengths) < 2 or max(seen) > SHORT or width < 4:
         return None
