@@ -32,8 +32,8 @@ class LaidSizes:
         joined: keys that are copied to stand before those that continue them, own ones included.
         masked: entries of the masks of pieces that continue others.
         packed: whether rows lie end to end.
-        weights: attention weights of a head, padding included, where short pieces are attended to together; else 0,
-            and the three above count.
+        weights: attention weights of a head, padding included, where short pieces are attended to together, which
+            then need neither copies of keys nor such masks; else 0.
     """
 
     tokens: int
