@@ -257,6 +257,27 @@ MUTATIONS = (
     ),
     # ---------------------------------------------------------------- the optimizer
     Mutation(
+        "a shared critic's head clipped in one norm with the policy",
+        "assembly/models.py",
+        '"clip_apart": True',
+        '"clip_apart": False',
+        (UPDATE,),
+    ),
+    Mutation(
+        "groups that should be clipped apart clipped in one norm",
+        "training/optimizer.py",
+        "together if clip_apart else",
+        "together if not groups else",
+        (OPTIMIZER,),
+    ),
+    Mutation(
+        "a group that is not finite overlooked behind the first",
+        "training/optimizer.py",
+        "all(map(math.isfinite, norms))",
+        "math.isfinite(norms[0])",
+        (OPTIMIZER,),
+    ),
+    Mutation(
         "AdamW's state not restored",
         "training/optimizer.py",
         "for name, state in states.items():",
@@ -273,7 +294,7 @@ MUTATIONS = (
     Mutation(
         "non-finite gradients stepped on",
         "training/optimizer.py",
-        "if not math.isfinite(loss) or not math.isfinite(norm):",
+        "if not math.isfinite(loss) or not all(map(math.isfinite, norms)):",
         "if not math.isfinite(loss):",
         (OPTIMIZER,),
     ),

@@ -116,6 +116,27 @@ def test_gradients_are_scaled_down_to_a_norm_over_all_parameters() -> None:
     assert float(small.named["p0"].detach()) == pytest.approx(-0.5, rel=1e-5)
 
 
+def apart(a: nn.Parameter, b: nn.Parameter, limit: float | None = 1.0) -> Optimizer:
+    cfg = OptimSection(max_grad_norm=limit, eps=1e6)
+    return Optimizer([(1e6, {"a": a}), (1e6, {"b": b})], cfg, total_steps=9, max_skipped=2, clip_apart=True)
+
+
+def test_groups_that_are_clipped_apart_do_not_set_each_others_step() -> None:
+    """In one norm with 30, a gradient of 0.3 would shrink to 0.01; by itself it stays below the limit."""
+    a, b = parameter(0.0), parameter(0.0)
+    outcome = take(apart(a, b), 0.3, 30.0)
+    assert (outcome.grad_norm, outcome.other_norms) == (pytest.approx(0.3), (pytest.approx(30.0),))
+    assert (float(a.detach()), float(b.detach())) == pytest.approx((-0.3, -1.0), rel=1e-5)
+
+
+@pytest.mark.parametrize("limit", [None, 1.0])
+def test_a_non_finite_group_stops_the_step_of_all(limit: float | None) -> None:
+    a, b = parameter(1.0), parameter(2.0)
+    outcome = take(apart(a, b, limit), 0.5, math.nan)
+    assert (outcome.skipped, outcome.grad_norm, outcome.other_norms) == (True, 0.5, (None,))
+    assert (float(a.detach()), float(b.detach())) == (1.0, 2.0)
+
+
 def test_without_a_limit_gradients_are_left_as_they_are() -> None:
     p = parameter(0.0)
     assert take(optimizer(p, max_grad_norm=None, eps=1e6, policy_lr=1e6), 5.0).grad_norm == 5.0

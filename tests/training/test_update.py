@@ -448,6 +448,32 @@ def test_updates_end_once_the_policy_has_moved_too_far(models: dict[str, Path]) 
     assert [u.stopped for u in gradients_left[0].policy] == [False, True]
 
 
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_a_shared_head_however_wrong_leaves_the_size_of_the_policys_step_alone(
+    models: dict[str, Path], kind: str
+) -> None:
+    """A head of zeros hands no gradient down: the policy's update is the same, bit for bit, whatever the error is."""
+    rows, limit = rows_of(np.random.default_rng(4)), 1e-3
+    sections = {
+        "critic": {"kind": "shared"},
+        "ppo": {"epochs": 1, "minibatches": 1, "value_clip": None},
+        "optim": {"max_grad_norm": limit},
+    }
+
+    def run(factor: float) -> tuple[dict[str, Tensor], Any]:
+        cfg = make_config(models[kind], **sections)
+        parts = make_parts(cfg, score)
+        batch = noisy_batch(parts, cfg, Rollout.of(rows))
+        batch = replace(batch, returns=batch.returns * factor)
+        update = optimise(parts.learner, batch, cfg, coefficients(), step=1).policy[0]
+        return {n: p.detach().clone() for n, p in parts.learner.policy.trainable().items()}, update
+
+    (right, small), (wrong, large) = run(1.0), run(1000.0)
+    assert all(torch.equal(right[name], wrong[name]) for name in right)
+    assert small.grad_norm == large.grad_norm > limit
+    assert large.head_grad_norm == pytest.approx(1000 * small.head_grad_norm, rel=1e-5)
+
+
 # -------------------------------------------------------------------------------------------------- the Llama oracle
 
 
@@ -489,6 +515,11 @@ def oracle_parts(variant: dict[str, Any], optimiser: dict[str, Any], epochs: int
     parts = make_parts(cfg, score, vocabulary=128)
     with torch.no_grad():
         parts.learner.critic.head.weight.copy_(load_file(folder / "value_head.safetensors")["weight"])
+    # The oracle clips policy and head in one norm.
+    together = parts.learner.policy.trainable() | parts.learner.critic.trainable()
+    parts.learner.policy_optimizer = Optimizer(
+        [(optimiser["lr"], together)], cfg.optim, total_steps=cfg.optimizer_steps, max_skipped=1
+    )
 
     def laid_out(name: str) -> Tensor:
         out = torch.zeros(rollout.tokens.shape, dtype=torch.float64)

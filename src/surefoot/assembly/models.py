@@ -199,8 +199,12 @@ def check_reference_vocabulary(cfg: Config, codec: TextCodec) -> None:
 
 
 def build_learner(cfg: Config, policy: CausalPolicy, critic: SeparateCritic | SharedCritic | ServedCritic) -> Learner:
-    """Models with their optimizers; the policy's also trains a shared critic's head, at the critic's rate."""
-    options = _optimizer_options(cfg)
+    """Models with their optimizers; the policy's also trains a shared critic's head, at the critic's rate.
+
+    The head is clipped apart: its gradient is the states' size times the error, many times the policy's early on, and
+    in one norm with it would set the size of the policy's steps.
+    """
+    options = {**_optimizer_options(cfg), "clip_apart": True}
     groups = [(cfg.optim.policy_lr, policy.trainable())]
     if isinstance(critic, SharedCritic):
         groups.append((cfg.optim.critic_lr, critic.trainable()))

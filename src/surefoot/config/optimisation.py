@@ -118,7 +118,8 @@ class OptimSection(Section):
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """Decoupled weight decay."""
     max_grad_norm: PositiveFloat | None = 1.0
-    """Gradients are scaled down to this norm, a separate critic's by itself; null: off."""
+    """Gradients are scaled down to this norm, the policy's and the critic's (or a shared critic's head's) each by
+    themselves; null: off."""
     offload: bool = False
     """On a GPU: keep Adam's moments, twice the bytes of what is trained, in the machine's memory and bring them over a
     part at a time. Costs their way over the bus and back at each optimizer step. The same numbers."""

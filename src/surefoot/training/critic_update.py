@@ -78,6 +78,7 @@ class Update:
         epoch: from 0.
         tokens: action tokens of the minibatch.
         grad_norm: before clipping, None when not finite.
+        head_grad_norm: that of a shared critic's head, which is clipped apart from the policy; None without one.
         lr: learning rate.
         skipped: for a non-finite loss or gradient.
         stopped: the step's updates ended here, since KL(old, new) had passed its limit.
@@ -95,6 +96,7 @@ class Update:
     value_loss: float | None = None
     clip_fraction: float | None = None
     kl: float | None = None
+    head_grad_norm: float | None = None
 
 
 def position_of(step: int, cfg: Config) -> int:

@@ -23,7 +23,8 @@ class StepOutcome:
     """What became of one optimizer step.
 
     Attributes:
-        grad_norm: norm before clipping, None when it was not finite.
+        grad_norm: norm before clipping, None when it was not finite; the first group's where groups are clipped apart.
+        other_norms: those of the other groups then.
         lr: learning rate of the first group.
         skipped: whether the step was skipped for a non-finite loss or gradient.
     """
@@ -31,6 +32,7 @@ class StepOutcome:
     grad_norm: float | None
     lr: float
     skipped: bool
+    other_norms: tuple[float | None, ...] = ()
 
 
 def schedule_factor(step: int, *, schedule: str, warmup: int, total: int) -> float:
@@ -58,6 +60,7 @@ class Optimizer:
         cfg: the config's ``optim`` section.
         total_steps: optimizer steps that the whole run plans.
         max_skipped: steps in a row that may be skipped.
+        clip_apart: the norm of each group's gradients is limited by itself, instead of one norm over all groups.
 
     Attributes:
         position: of the next step among the planned ones, from 0.
@@ -71,10 +74,13 @@ class Optimizer:
         *,
         total_steps: int,
         max_skipped: int,
+        clip_apart: bool = False,
     ) -> None:
         self.cfg, self.total_steps, self.max_skipped = cfg, total_steps, max_skipped
         self.named = {name: p for _, group in groups for name, p in group.items()}
         self.rates = [rate for rate, _ in groups]
+        together = [list(group.values()) for _, group in groups]
+        self._clipped = together if clip_apart else [[p for group in together for p in group]]
         self.steps_taken = self.skipped_in_a_row = self.skipped_total = self.position = 0
         self.starts: list[int | None] = [None] * len(groups)
         self.adam = torch.optim.AdamW(
@@ -104,16 +110,16 @@ class Optimizer:
         lr = float(self.adam.param_groups[0]["lr"])
         self.steps_taken += 1
         self.position += 1
-        norm = clip_gradients(self.named.values(), self.cfg.max_grad_norm)
-        if not math.isfinite(loss) or not math.isfinite(norm):
-            return self._skip(lr, loss, norm)
+        norms = [clip_gradients(group, self.cfg.max_grad_norm) for group in self._clipped]
+        if not math.isfinite(loss) or not all(map(math.isfinite, norms)):
+            return self._skip(lr, loss, norms)
         self.skipped_in_a_row = 0
         if self.cfg.offload:
             step_in_parts(self.adam, home=HOME)
         else:
             self.adam.step()
         self.zero()
-        return StepOutcome(norm, lr, skipped=False)
+        return StepOutcome(norms[0], lr, skipped=False, other_norms=tuple(norms[1:]))
 
     def _scheduled(self) -> list[float]:
         """Each group's learning rate now. One that stands still while another moves has not begun."""
@@ -134,18 +140,19 @@ class Optimizer:
             rates.append(rate * factor)
         return rates
 
-    def _skip(self, lr: float, loss: float, norm: float) -> StepOutcome:
+    def _skip(self, lr: float, loss: float, norms: Sequence[float]) -> StepOutcome:
         self.zero()
         self.skipped_in_a_row += 1
         self.skipped_total += 1
         if self.skipped_in_a_row > self.max_skipped:
             raise TrainingError(
                 f"{self.skipped_in_a_row} optimizer steps in a row had a non-finite loss or gradient",
-                got=f"loss {loss}, gradient norm {norm}",
+                got=f"loss {loss}, gradient norm {' and '.join(map(str, norms))}",
                 hint="lower the learning rate (optim.policy_lr, sft.lr, reward_model.lr), look at what was trained on"
                 " (samples/: rewards, advantages); the last checkpoint is whole",
             )
-        return StepOutcome(norm if math.isfinite(norm) else None, lr, skipped=True)
+        first, *others = (norm if math.isfinite(norm) else None for norm in norms)
+        return StepOutcome(first, lr, skipped=True, other_norms=tuple(others))
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors and numbers that continue this optimizer exactly.

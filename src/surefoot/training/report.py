@@ -119,7 +119,7 @@ def _value_metrics(facts: StepFacts) -> Metrics:
         "value/loss": _weighted(updates, "value_loss"),
         "value/mean": _mean(batch.values[batch.mask]),
         "value/explained_variance": float(algo.explained_variance(batch.values, batch.returns, batch.mask)),
-        "value/grad_norm": _average([u.grad_norm for u in taken]) if facts.updates.critic else None,
+        "value/grad_norm": _average([u.grad_norm if facts.updates.critic else u.head_grad_norm for u in taken]),
         "value/skipped_updates": sum(u.skipped for u in facts.updates.critic),
     }
 

@@ -186,7 +186,13 @@ def _policy_updates(learner: Learner, work: _Work, plan: Minibatches) -> Iterato
                 yield replace(update, stopped=True)
                 return
             outcome = learner.policy_optimizer.step(sums.loss)
-            yield replace(update, grad_norm=outcome.grad_norm, lr=outcome.lr, skipped=outcome.skipped)
+            yield replace(
+                update,
+                grad_norm=None if work.frozen else outcome.grad_norm,
+                lr=outcome.lr,
+                skipped=outcome.skipped,
+                head_grad_norm=outcome.other_norms[0] if outcome.other_norms else None,
+            )
 
 
 def _backward(learner: Learner, micro: MicroBatch, work: _Work, counts: Counts, sums: _Sums) -> None:
