@@ -173,8 +173,9 @@ class KilledAgain:
         return f"http://127.0.0.1:{self.port}"
 
     def end(self) -> None:
-        """End the living one."""
+        """End the living one, which hears of it from when it says its address."""
         self._ended = True
+        self.process.address()
         self.process.send(signal.SIGTERM)
         self._guard.join(30)
 
