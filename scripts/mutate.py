@@ -271,6 +271,20 @@ MUTATIONS = (
         (OPTIMIZER,),
     ),
     Mutation(
+        "the norm of a shared critic's head not reported",
+        "training/report.py",
+        "u.grad_norm if facts.updates.critic else u.head_grad_norm for u in taken",
+        "u.grad_norm if facts.updates.critic else None for u in taken",
+        (STEP,),
+    ),
+    Mutation(
+        "a frozen policy with a gradient's norm",
+        "training/update.py",
+        "grad_norm=None if work.frozen else outcome.grad_norm",
+        "grad_norm=outcome.grad_norm",
+        (STEP,),
+    ),
+    Mutation(
         "a group that is not finite overlooked behind the first",
         "training/optimizer.py",
         "all(map(math.isfinite, norms))",

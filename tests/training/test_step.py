@@ -339,7 +339,9 @@ def test_during_the_warm_up_the_policy_does_not_move_by_a_bit(models: dict[str, 
         assert metrics["policy/frozen"] == int(frozen)
         assert (metrics["policy/updates"] == 0) is frozen
         assert (metrics["policy/loss"] is None) is frozen
+        assert (metrics["policy/grad_norm"] is None) is frozen
         assert metrics["value/loss"] > 0
+        assert metrics["value/grad_norm"] > 0
 
 
 def test_the_warm_up_ends_once_the_critic_explains_enough(models: dict[str, Path]) -> None:

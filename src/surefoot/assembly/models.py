@@ -202,7 +202,7 @@ def build_learner(cfg: Config, policy: CausalPolicy, critic: SeparateCritic | Sh
     """Models with their optimizers; the policy's also trains a shared critic's head, at the critic's rate.
 
     The head is clipped apart: its gradient is the states' size times the error, many times the policy's early on, and
-    in one norm with it would set the size of the policy's steps.
+    in one norm with it would set how much a minibatch counts in the policy's steps.
     """
     options = {**_optimizer_options(cfg), "clip_apart": True}
     groups = [(cfg.optim.policy_lr, policy.trainable())]
